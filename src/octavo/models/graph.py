@@ -1,0 +1,542 @@
+"""The graph vocabulary: the operations an architecture is described with, and the checked, printable graph of them.
+
+Every value is a float32 matrix [tokens, width] named by an integer assigned once. Nodes are listed in execution order.
+Shapes of weights are not stored: each node derives them from the widths of its inputs, so they cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from octavo.errors import ModelError
+from octavo.models.rope import Rope
+
+Value = int
+Shape = tuple[int, ...]
+LinearActivation = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul"]
+LINEAR_ACTIVATIONS: tuple[str, ...] = get_args(LinearActivation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One operation: reads values, writes `output`; `layer` is the decoder layer it belongs to, for printing and splitting."""
+
+    output: Value
+    layer: int | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        """The values read, in a fixed order."""
+        raise NotImplementedError
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        """The width of the output given the widths of the inputs; refuses impossible ones."""
+        raise NotImplementedError
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        """Shapes of the weights read."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Node):
+    """Rows of `weight` [vocab, hidden] picked by the token ids of the step, times `scale`."""
+
+    weight: str
+    vocab_size: int
+    hidden_size: int
+    scale: float = 1.0
+
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return self.hidden_size
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {self.weight: (self.vocab_size, self.hidden_size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Node):
+    """x / sqrt(mean(x²) + eps) · weight, or · (1 + weight) with `plus_one`."""
+
+    x: Value
+    weight: str
+    eps: float
+    plus_one: bool = False
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {self.weight: (widths[0],)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Node):
+    """(x - mean) / sqrt(variance + eps) · weight + bias."""
+
+    x: Value
+    weight: str
+    bias: str | None
+    eps: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        names = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return {name: (widths[0],) for name in names}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Node):
+    """x · Wᵀ + bias for one or several weights [out, in] side by side in the output.
+
+    With an activation there are two weights, gate and up, and the output is act(gate) · up. `residual` is added last.
+    """
+
+    x: Value
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
+    out_features: tuple[int, ...]
+    activation: LinearActivation | None = None
+    residual: Value | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        if not len(self.weights) == len(self.biases) == len(self.out_features) > 0:
+            raise ModelError(f"linear {self.weights}: weights, biases and out_features must be as many and not empty")
+        if self.activation is None:
+            result = sum(self.out_features)
+        else:
+            if self.activation not in LINEAR_ACTIVATIONS:
+                raise ModelError(
+                    f"linear {self.weights}: activation {self.activation!r} is not one of {LINEAR_ACTIVATIONS}"
+                )
+            if len(self.out_features) != 2 or self.out_features[0] != self.out_features[1]:
+                raise ModelError(
+                    f"linear {self.weights}: {self.activation} needs gate and up of one width, not {self.out_features}"
+                )
+            result = self.out_features[0]
+        if self.residual is not None and widths[1] != result:
+            raise ModelError(
+                f"linear {self.weights}: residual of width {widths[1]} added to an output of width {result}"
+            )
+        return result
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {}
+        for weight, bias, out in zip(self.weights, self.biases, self.out_features, strict=True):
+            shapes[weight] = (out, widths[0])
+            if bias is not None:
+                shapes[bias] = (out,)
+        return shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Node):
+    """Causal attention over the cached keys and values of `layer`, appending this step's own first.
+
+    `qkv` is the three values (q, k, v), or one value holding q, k and v side by side. Per head: RMS norm with `q_norm`
+    and `k_norm` [head_dim], then rope, then scores · `scale`. A window of W sees the last W positions, its own included.
+    """
+
+    layer: int
+    qkv: tuple[Value, ...]
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    norm_eps: float = 0.0
+    norm_plus_one: bool = False
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.qkv
+
+    def qkv_widths(self) -> tuple[int, int, int]:
+        """Widths of q, k and v."""
+        return self.q_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        expected = self.qkv_widths()
+        if widths not in (expected, (sum(expected),)):
+            raise ModelError(f"attention of layer {self.layer}: q, k, v of widths {expected} needed, not {widths}")
+        if self.q_heads % self.kv_heads:
+            raise ModelError(
+                f"attention of layer {self.layer}: {self.q_heads} query heads do not share {self.kv_heads} kv heads evenly"
+            )
+        if self.rope is not None and (self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim):
+            raise ModelError(
+                f"attention of layer {self.layer}: rope over {self.rope.dim} of {self.head_dim} elements of a head"
+            )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ModelError(f"attention of layer {self.layer}: sliding window {self.sliding_window} is below 1")
+        return expected[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {name: (self.head_dim,) for name in (self.q_norm, self.k_norm) if name is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Node):
+    """a + b."""
+
+    a: Value
+    b: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.a, self.b)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiluMul(Node):
+    """silu(gate) · up."""
+
+    gate: Value
+    up: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.gate, self.up)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeluMul(Node):
+    """gelu(gate) · up; `tanh` selects the tanh approximation."""
+
+    gate: Value
+    up: Value
+    tanh: bool
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.gate, self.up)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gelu(Node):
+    """gelu(x); `tanh` selects the tanh approximation."""
+
+    x: Value
+    tanh: bool
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Node):
+    """x · factor."""
+
+    x: Value
+    factor: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftCap(Node):
+    """cap · tanh(x / cap)."""
+
+    x: Value
+    cap: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherSampled(Node):
+    """The rows of x whose logits somebody reads this step."""
+
+    x: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+def _same(node: Node, widths: tuple[int, ...]) -> int:
+    if len(set(widths)) != 1:
+        raise ModelError(f"{type(node).__name__} of value %{node.output}: operands of different widths {widths}")
+    return widths[0]
+
+
+@dataclass(frozen=True)
+class Graph:
+    """The forward pass of one model, from token ids to `output`, the logits [rows, vocab_size]."""
+
+    architecture: str
+    nodes: tuple[Node, ...]
+    output: Value
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    max_position: int
+
+    def _error(self, message: str) -> ModelError:
+        return ModelError(f"graph {self.architecture}: {message}")
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention nodes, in layer order."""
+        return tuple(node for node in self.nodes if isinstance(node, Attention))
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads of every layer."""
+        return self.attentions[0].kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Head width of every layer."""
+        return self.attentions[0].head_dim
+
+    def widths(self) -> dict[Value, int]:
+        """The width of every value; refuses values read before they are assigned, assigned twice, or of wrong width."""
+        widths: dict[Value, int] = {}
+        for node in self.nodes:
+            for value in node.inputs():
+                if value not in widths:
+                    raise self._error(f"{type(node).__name__} reads %{value} before it is assigned")
+            if node.output in widths:
+                raise self._error(f"%{node.output} is assigned twice")
+            widths[node.output] = node.width(tuple(widths[value] for value in node.inputs()))
+        return widths
+
+    def weights(self) -> dict[str, Shape]:
+        """Shape of every weight by name; a weight read by several nodes must have one shape."""
+        widths = self.widths()
+        shapes: dict[str, Shape] = {}
+        for node in self.nodes:
+            for name, shape in node.weight_shapes(tuple(widths[value] for value in node.inputs())).items():
+                if shapes.setdefault(name, shape) != shape:
+                    raise self._error(f"weight {name} is read as {shapes[name]} and as {shape}")
+        return shapes
+
+    def tied_weights(self) -> set[str]:
+        """Weights that both the embedding and the head read, the only ones allowed two readers."""
+        embedded = {node.weight for node in self.nodes if isinstance(node, Embedding)}
+        heads = {node.weights[0] for node in self.nodes if isinstance(node, Linear) and node.output == self._head()}
+        return embedded & heads
+
+    def _head(self) -> Value:
+        """The value of the head's Linear: the output before any elementwise operation on the logits."""
+        producers = {node.output: node for node in self.nodes}
+        node = producers[self.output]
+        while isinstance(node, Scale | SoftCap):
+            node = producers[node.x]
+        return node.output
+
+    def check(self) -> None:
+        """Refuse a graph that is not well formed; each message names the node, value or weight at fault."""
+        widths = self.widths()
+        self.weights()
+        if widths.get(self.output) != self.vocab_size:
+            raise self._error(f"output %{self.output} has width {widths.get(self.output)}, not {self.vocab_size}")
+        self._check_weights_read_once()
+        self._check_values_read(widths)
+        self._check_rows()
+        layers = [node.layer for node in self.attentions]
+        if layers != list(range(self.num_layers)):
+            raise self._error(f"attention layers {layers} are not 0 to {self.num_layers - 1} in order")
+        if len({(node.kv_heads, node.head_dim) for node in self.attentions}) > 1:
+            raise self._error("layers differ in kv heads or head size")
+
+    def _check_weights_read_once(self) -> None:
+        tied, seen = self.tied_weights(), set[str]()
+        widths = self.widths()
+        for node in self.nodes:
+            for name in node.weight_shapes(tuple(widths[value] for value in node.inputs())):
+                if name in seen and name not in tied:
+                    raise self._error(f"weight {name} is read by more than one node")
+                seen.add(name)
+
+    def _check_values_read(self, widths: dict[Value, int]) -> None:
+        read = {value for node in self.nodes for value in node.inputs()} | {self.output}
+        unread = sorted(set(widths) - read)
+        if unread:
+            raise self._error(f"nothing reads %{unread[0]}")
+
+    def _check_rows(self) -> None:
+        """Values have the rows of the step, after GatherSampled only the sampled ones; no node mixes the two kinds.
+
+        A graph without GatherSampled computes the logits of every row.
+        """
+        gathered: set[Value] = set()
+        for node in self.nodes:
+            kinds = {value in gathered for value in node.inputs()}
+            if len(kinds) > 1:
+                raise self._error(f"{type(node).__name__} mixes all rows with sampled rows")
+            if isinstance(node, GatherSampled | Attention) and True in kinds:
+                raise self._error(f"{type(node).__name__} of rows already gathered")
+            if isinstance(node, GatherSampled) or True in kinds:
+                gathered.add(node.output)
+
+    def __str__(self) -> str:
+        from octavo.models.printing import format_graph
+
+        return format_graph(self)
+
+
+@dataclass
+class GraphBuilder:
+    """Builds a graph node by node; each method returns the value it assigns."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    nodes: list[Node] = field(default_factory=list)
+    _layer: int | None = None
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[str]:
+        """Nodes made inside belong to decoder layer `index`."""
+        self._layer = index
+        try:
+            yield f"layer {index}"
+        finally:
+            self._layer = None
+
+    def _next(self) -> Value:
+        return len(self.nodes) + 1
+
+    def _emit(self, node: Node) -> Value:
+        self.nodes.append(node)
+        return node.output
+
+    def embedding(self, weight: str, scale: float = 1.0) -> Value:
+        return self._emit(
+            Embedding(
+                output=self._next(),
+                weight=weight,
+                vocab_size=self.vocab_size,
+                hidden_size=self.hidden_size,
+                scale=scale,
+            )
+        )
+
+    def rms_norm(self, x: Value, weight: str, eps: float, *, plus_one: bool = False) -> Value:
+        return self._emit(
+            RmsNorm(output=self._next(), layer=self._layer, x=x, weight=weight, eps=eps, plus_one=plus_one)
+        )
+
+    def layer_norm(self, x: Value, weight: str, bias: str | None, eps: float) -> Value:
+        return self._emit(LayerNorm(output=self._next(), layer=self._layer, x=x, weight=weight, bias=bias, eps=eps))
+
+    def linear(self, x: Value, weight: str, out_features: int, bias: str | None = None) -> Value:
+        return self._emit(
+            Linear(
+                output=self._next(),
+                layer=self._layer,
+                x=x,
+                weights=(weight,),
+                biases=(bias,),
+                out_features=(out_features,),
+            )
+        )
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rope: Rope | None,
+        scale: float | None = None,
+        q_norm: str | None = None,
+        k_norm: str | None = None,
+        norm_eps: float = 0.0,
+        norm_plus_one: bool = False,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+    ) -> Value:
+        if self._layer is None:
+            raise ModelError(f"graph {self.architecture}: attention outside a layer")
+        return self._emit(
+            Attention(
+                output=self._next(),
+                layer=self._layer,
+                qkv=(q, k, v),
+                q_heads=q_heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                scale=1.0 / math.sqrt(head_dim) if scale is None else scale,
+                rope=rope,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                norm_eps=norm_eps,
+                norm_plus_one=norm_plus_one,
+                sliding_window=sliding_window,
+                softcap=softcap,
+            )
+        )
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._emit(Add(output=self._next(), layer=self._layer, a=a, b=b))
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        return self._emit(SiluMul(output=self._next(), layer=self._layer, gate=gate, up=up))
+
+    def gelu_mul(self, gate: Value, up: Value, *, tanh: bool) -> Value:
+        return self._emit(GeluMul(output=self._next(), layer=self._layer, gate=gate, up=up, tanh=tanh))
+
+    def gelu(self, x: Value, *, tanh: bool) -> Value:
+        return self._emit(Gelu(output=self._next(), layer=self._layer, x=x, tanh=tanh))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._emit(Scale(output=self._next(), layer=self._layer, x=x, factor=factor))
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._emit(SoftCap(output=self._next(), layer=self._layer, x=x, cap=cap))
+
+    def gather_sampled(self, x: Value) -> Value:
+        return self._emit(GatherSampled(output=self._next(), layer=self._layer, x=x))
+
+    def build(self, output: Value, *, num_layers: int, max_position: int) -> Graph:
+        """The finished graph, checked."""
+        graph = Graph(
+            self.architecture, tuple(self.nodes), output, self.hidden_size, self.vocab_size, num_layers, max_position
+        )
+        graph.check()
+        return graph

@@ -1,0 +1,119 @@
+"""Graphs as text: one line per operation, runs of identical layers folded into one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from octavo.models.graph import (
+    Add,
+    Attention,
+    Embedding,
+    GatherSampled,
+    Gelu,
+    GeluMul,
+    Graph,
+    LayerNorm,
+    Linear,
+    Node,
+    RmsNorm,
+    Scale,
+    SiluMul,
+    SoftCap,
+    Value,
+)
+
+
+def format_graph(graph: Graph) -> str:
+    """The graph, compactly: a header, then each run of nodes, identical neighbouring layers once.
+
+    Inside a layer values are numbered from %1 and values from before it are called %in, so that equal layers read equal.
+    """
+    widths = graph.widths()
+    heads = {node.q_heads for node in graph.attentions}
+    header = (
+        f"{graph.architecture}: {graph.num_layers} layers, hidden {graph.hidden_size}, vocabulary {graph.vocab_size}, "
+        f"{'/'.join(map(str, sorted(heads)))} query and {graph.kv_heads} kv heads of {graph.head_dim}, "
+        f"at most {graph.max_position} positions"
+    )
+    lines = [header]
+    runs = [(layer, list(nodes)) for layer, nodes in groupby(graph.nodes, key=lambda node: node.layer)]
+    texts = [(layer, _format_run(layer, nodes, widths)) for layer, nodes in runs]
+    position = 0
+    while position < len(texts):
+        layer, text = texts[position]
+        end = position + 1
+        while layer is not None and end < len(texts) and texts[end][1] == text:
+            end += 1
+        if layer is not None:
+            last = texts[end - 1][0]
+            lines.append(f"layer {layer}" if last == layer else f"layers {layer} to {last}, each")
+        lines.extend(f"  {line}" for line in text)
+        position = end
+    return "\n".join(lines)
+
+
+def _format_run(layer: int | None, nodes: list[Node], widths: dict[Value, int]) -> list[str]:
+    names: dict[Value, str] = {node.output: f"%{number}" for number, node in enumerate(nodes, 1)}
+    outside = dict.fromkeys(value for node in nodes for value in node.inputs() if value not in names)
+    for number, value in enumerate(outside):
+        names[value] = "%in" if len(outside) == 1 else f"%in{number}"
+    return [f"{names[node.output]}[{widths[node.output]}] = {_format_node(node, names, layer)}" for node in nodes]
+
+
+def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
+    def weights(items: Iterable[str]) -> str:
+        return " | ".join(item if layer is None else item.replace(f".{layer}.", ".*.", 1) for item in items)
+
+    def values(*items: Value) -> str:
+        return ", ".join(names[item] for item in items)
+
+    match node:
+        case Embedding():
+            return f"embedding({weights([node.weight])}" + (f", scale {node.scale:g})" if node.scale != 1.0 else ")")
+        case RmsNorm():
+            plus = ", 1 + weight" if node.plus_one else ""
+            return f"rms_norm({values(node.x)}, {weights([node.weight])}, eps {node.eps:g}{plus})"
+        case LayerNorm():
+            named = [node.weight] if node.bias is None else [node.weight, node.bias]
+            return f"layer_norm({values(node.x)}, {weights(named)}, eps {node.eps:g})"
+        case Linear():
+            text = f"linear({values(node.x)}, {weights(node.weights)}"
+            if any(node.biases):
+                text += f", bias {weights(bias or 'none' for bias in node.biases)}"
+            if node.activation is not None:
+                text += f", {node.activation}"
+            return text + (f", + {values(node.residual)})" if node.residual is not None else ")")
+        case Attention():
+            return _format_attention(node, values(*node.qkv), weights)
+        case Add():
+            return f"add({values(node.a, node.b)})"
+        case SiluMul():
+            return f"silu_mul({values(node.gate, node.up)})"
+        case GeluMul():
+            return f"{'gelu_tanh_mul' if node.tanh else 'gelu_mul'}({values(node.gate, node.up)})"
+        case Gelu():
+            return f"{'gelu_tanh' if node.tanh else 'gelu'}({values(node.x)})"
+        case Scale():
+            return f"scale({values(node.x)}, {node.factor:g})"
+        case SoftCap():
+            return f"softcap({values(node.x)}, {node.cap:g})"
+        case GatherSampled():
+            return f"gather_sampled({values(node.x)})"
+        case _:
+            raise TypeError(f"no text form for {type(node).__name__}")
+
+
+def _format_attention(node: Attention, values: str, weights: Callable[[Iterable[str]], str]) -> str:
+    parts = [f"{values}, {node.q_heads}/{node.kv_heads} heads of {node.head_dim}"]
+    norms = [name for name in (node.q_norm, node.k_norm) if name is not None]
+    if norms:
+        parts.append(f"head norms {weights(norms)} eps {node.norm_eps:g}{', 1 + weight' if node.norm_plus_one else ''}")
+    parts.append("no rope" if node.rope is None else f"rope {node.rope}")
+    if node.scale != node.head_dim**-0.5:
+        parts.append(f"scale {node.scale:g}")
+    if node.sliding_window is not None:
+        parts.append(f"window {node.sliding_window}")
+    if node.softcap is not None:
+        parts.append(f"softcap {node.softcap:g}")
+    return f"attention({', '.join(parts)})"
