@@ -9,6 +9,7 @@ __all__ = [
     "ConfigError",
     "DownloadError",
     "EngineDeadError",
+    "GenerationError",
     "ModelError",
     "OctavoError",
     "ParameterError",
@@ -35,21 +36,24 @@ class WeightsError(ModelError):
 class ParameterError(OctavoError, ValueError):
     """A parameter of a request is outside what is allowed.
 
-    ``field`` is the parameter's name, ``value`` what was given and ``limit`` what would have been accepted.
+    ``field`` is the parameter's name, ``value`` what was given and ``limit`` what would have been accepted
+    (it completes "must be ..."); ``message`` replaces the sentence made of the three.
     """
 
-    def __init__(self, field: str, value: Any, limit: str) -> None:
+    def __init__(self, field: str, value: Any, limit: str, message: str | None = None) -> None:
         self.field = field
         self.value = value
         self.limit = limit
-        shown = repr(value)
-        if len(shown) > 120:
-            shown = shown[:117] + "..."
-        super().__init__(f"{field} must be {limit}, got {shown}")
+        if message is None:
+            shown = repr(value)
+            if len(shown) > 120:
+                shown = shown[:117] + "..."
+            message = f"{field} must be {limit}, got {shown}"
+        super().__init__(message)
 
-    def __reduce__(self) -> tuple[type[ParameterError], tuple[str, Any, str]]:
+    def __reduce__(self) -> tuple[type[ParameterError], tuple[str, Any, str, str]]:
         # Exception's own pickling would call __init__ with the message only.
-        return (type(self), (self.field, self.value, self.limit))
+        return (type(self), (self.field, self.value, self.limit, str(self)))
 
 
 class CapacityError(OctavoError):
@@ -78,3 +82,7 @@ class DownloadError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine stopped on an internal error; every request in flight fails with this one, its cause attached."""
+
+
+class GenerationError(OctavoError):
+    """One request failed while it was generated (such as non-finite logits); the others are not affected."""
