@@ -43,7 +43,8 @@ class MemoryNeeds:
 
     ``block_bytes`` is one KV block over all layers. ``max_model_len`` is None when the user left it open: then it is
     the model's own length, or what fits. ``kv_cache_bytes`` or ``num_blocks`` fix the pool instead of filling the
-    budget.
+    budget; ``num_blocks`` is what the user knows as num_gpu_blocks_override. The settings have been checked before
+    (EngineOptions).
     """
 
     weights_bytes: int
@@ -60,23 +61,6 @@ class MemoryNeeds:
     weights_form: str = ""
     kv_dtype: str = ""
     alternatives: tuple[Alternative, ...] = ()
-
-    def check(self) -> None:
-        """Refuse settings that mean nothing, before any arithmetic on them."""
-        if not 0 < self.memory_utilization <= 1:
-            raise ConfigError(f"memory_utilization must be above 0 and at most 1, got {self.memory_utilization:g}")
-        if self.max_num_seqs < 1:
-            raise ConfigError(f"max_num_seqs must be at least 1, got {self.max_num_seqs}")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len must be at least 1, got {self.max_model_len}")
-        if self.kv_cache_bytes is not None and self.num_blocks is not None:
-            raise ConfigError("kv_cache_bytes and num_gpu_blocks_override both fix the KV pool: give one of them")
-        if self.num_blocks is not None and self.num_blocks < 1:
-            raise ConfigError(f"num_gpu_blocks_override must be at least 1, got {self.num_blocks}")
-        if self.kv_cache_bytes is not None and self.kv_cache_bytes < self.block_bytes:
-            raise ConfigError(
-                f"kv_cache_bytes must hold at least one block of {self.block_bytes} bytes, got {self.kv_cache_bytes}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +141,8 @@ def memory_budget(hardware: Hardware, utilization: float) -> tuple[int, int, int
 
 def plan_memory(needs: MemoryNeeds, hardware: Hardware) -> MemoryPlan:
     """Fit ``needs`` into the budget, or raise CapacityError saying how much is missing and what would make it fit."""
-    needs.check()
+    if needs.kv_cache_bytes is not None and needs.kv_cache_bytes < needs.block_bytes:
+        raise ConfigError(f"kv_cache_bytes must hold a block of {needs.block_bytes} bytes, got {needs.kv_cache_bytes}")
     budget, limit, in_use = memory_budget(hardware, needs.memory_utilization)
     room = budget - needs.weights_bytes - needs.arena_bytes - needs.reserve_bytes
     if needs.num_blocks is not None or needs.kv_cache_bytes is not None:
@@ -216,8 +201,8 @@ def _does_not_fit(needs: MemoryNeeds, hardware: Hardware, blocks: int) -> Capaci
     )
     return CapacityError(
         f"the model does not fit: {missing:,} bytes ({format_bytes(missing)}) are missing. It needs "
-        f"{format_bytes(total)} ({parts}) and may use {format_bytes(budget)} ({needs.memory_utilization:g} of {format_bytes(limit)}, "
-        f"less {format_bytes(in_use)} in use); {advice}",
+        f"{format_bytes(total)} ({parts}) and may use {format_bytes(budget)} ({needs.memory_utilization:g} of "
+        f"{format_bytes(limit)}, less {format_bytes(in_use)} in use); {advice}",
         needed=total,
         available=budget,
         unit="bytes",
