@@ -1,1 +1,1 @@
-"""Model definitions: the graph vocabulary, the architecture families described with it, and the rewrites back ends share."""
+"""Model definitions: the graph vocabulary, the architecture families, and the rewrites all back ends share."""

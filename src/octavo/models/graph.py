@@ -7,7 +7,7 @@ Shapes of weights are not stored: each node derives them from the widths of its 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal, get_args
@@ -23,7 +23,7 @@ LINEAR_ACTIVATIONS: tuple[str, ...] = get_args(LinearActivation)
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One operation: reads values, writes `output`; `layer` is the decoder layer it belongs to, for printing and splitting."""
+    """One operation, assigning `output`; `layer` is the decoder layer it belongs to, for printing and splitting."""
 
     output: Value
     layer: int | None = None
@@ -96,7 +96,7 @@ class LayerNorm(Node):
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
         names = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        return {name: (widths[0],) for name in names}
+        return dict.fromkeys(names, (widths[0],))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ class Attention(Node):
     """Causal attention over the cached keys and values of `layer`, appending this step's own first.
 
     `qkv` is the three values (q, k, v), or one value holding q, k and v side by side. Per head: RMS norm with `q_norm`
-    and `k_norm` [head_dim], then rope, then scores · `scale`. A window of W sees the last W positions, its own included.
+    and `k_norm` [head_dim], then rope, then scores · `scale`. A window of W sees W positions, its own the last.
     """
 
     layer: int
@@ -181,7 +181,7 @@ class Attention(Node):
             raise ModelError(f"attention of layer {self.layer}: q, k, v of widths {expected} needed, not {widths}")
         if self.q_heads % self.kv_heads:
             raise ModelError(
-                f"attention of layer {self.layer}: {self.q_heads} query heads do not share {self.kv_heads} kv heads evenly"
+                f"attention of layer {self.layer}: {self.q_heads} query heads cannot share {self.kv_heads} kv heads"
             )
         if self.rope is not None and (self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim):
             raise ModelError(
@@ -301,7 +301,10 @@ def _same(node: Node, widths: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True)
 class Graph:
-    """The forward pass of one model, from token ids to `output`, the logits [rows, vocab_size]."""
+    """The forward pass of one model, from token ids to `output`, the logits [rows, vocab_size].
+
+    `duplicates` maps names a checkpoint may hold in vain (the head of a tied model) to the weight they must equal.
+    """
 
     architecture: str
     nodes: tuple[Node, ...]
@@ -310,6 +313,7 @@ class Graph:
     vocab_size: int
     num_layers: int
     max_position: int
+    duplicates: Mapping[str, str] = field(default_factory=dict)
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"graph {self.architecture}: {message}")
@@ -427,11 +431,11 @@ class GraphBuilder:
     _layer: int | None = None
 
     @contextmanager
-    def layer(self, index: int) -> Iterator[str]:
+    def layer(self, index: int) -> Iterator[None]:
         """Nodes made inside belong to decoder layer `index`."""
         self._layer = index
         try:
-            yield f"layer {index}"
+            yield
         finally:
             self._layer = None
 
@@ -533,10 +537,19 @@ class GraphBuilder:
     def gather_sampled(self, x: Value) -> Value:
         return self._emit(GatherSampled(output=self._next(), layer=self._layer, x=x))
 
-    def build(self, output: Value, *, num_layers: int, max_position: int) -> Graph:
+    def build(
+        self, output: Value, *, num_layers: int, max_position: int, duplicates: Mapping[str, str] | None = None
+    ) -> Graph:
         """The finished graph, checked."""
         graph = Graph(
-            self.architecture, tuple(self.nodes), output, self.hidden_size, self.vocab_size, num_layers, max_position
+            self.architecture,
+            tuple(self.nodes),
+            output,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            num_layers=num_layers,
+            max_position=max_position,
+            duplicates=duplicates or {},
         )
         graph.check()
         return graph

@@ -27,7 +27,7 @@ from octavo.models.graph import (
 def format_graph(graph: Graph) -> str:
     """The graph, compactly: a header, then each run of nodes, identical neighbouring layers once.
 
-    Inside a layer values are numbered from %1 and values from before it are called %in, so that equal layers read equal.
+    Inside a layer values are numbered from %1 and values from before it are called %in, so that like layers read alike.
     """
     widths = graph.widths()
     heads = {node.q_heads for node in graph.attentions}

@@ -40,13 +40,14 @@ class Rope:
         """Radians per position of each pair, float32 [dim/2]; in float32 throughout, as the models were trained."""
         exponents = np.arange(0, self.dim, 2, dtype=np.float32) / np.float32(self.dim)
         wavelengths: Float32Array = np.power(np.float32(self.theta), exponents)
-        plain = np.float32(1.0) / wavelengths
+        plain: Float32Array = np.asarray(np.reciprocal(wavelengths), dtype=np.float32)
         if self.kind == "default":
             return plain
         if self.kind == "linear":
             return plain / np.float32(self.factor)
         if self.kind == "factors":
-            return plain / np.asarray(self.factors, dtype=np.float32)
+            divisors: Float32Array = np.asarray(self.factors, dtype=np.float32)
+            return np.divide(plain, divisors, dtype=np.float32)
         if self.kind == "llama3":
             return self._llama3(plain)
         return self._yarn(plain, np.float32(1.0) / (np.float32(self.factor) * wavelengths))

@@ -1,0 +1,4 @@
+"""Architecture families, one module each, named after the `model_type` and found by the registry without being listed.
+
+A module exposes ARCHITECTURES, the class names configurations give, and build(config: ConfigReader) -> Graph.
+"""

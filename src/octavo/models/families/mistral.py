@@ -1,0 +1,14 @@
+"""Mistral: Llama without biases, every layer attending to a sliding window where one is given."""
+
+from octavo.models.config import ConfigReader
+from octavo.models.decoder import build_decoder
+from octavo.models.graph import Graph
+
+ARCHITECTURES = ("MistralForCausalLM",)
+
+
+def build(config: ConfigReader) -> Graph:
+    """The graph."""
+    config.require("attention_bias", {False})
+    config.require("layer_types", ())
+    return build_decoder(config, windows=config.integer("sliding_window") if config.has("sliding_window") else None)

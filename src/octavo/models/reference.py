@@ -1,0 +1,186 @@
+"""A graph run by numpy over one whole sequence: the oracle back ends are tested against, slow and plain."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.models.graph import (
+    Add,
+    Attention,
+    Embedding,
+    GatherSampled,
+    Gelu,
+    GeluMul,
+    Graph,
+    LayerNorm,
+    Linear,
+    Node,
+    RmsNorm,
+    Scale,
+    SiluMul,
+    SoftCap,
+    Value,
+)
+from octavo.models.rope import Rope
+
+Array = NDArray[Any]  # float32 throughout; numpy's own annotations widen it at every step
+
+
+def reference_logits(
+    graph: Graph,
+    weight: Callable[[str], Array],
+    token_ids: Sequence[int],
+    *,
+    rows: Sequence[int] | None = None,
+    round_inputs: bool = False,
+) -> Array:
+    """Logits float32 [rows, vocab_size] of the positions `rows` (all when None).
+
+    `weight` gives a weight by name as float32. `round_inputs` rounds both inputs of every Linear to bf16, as a bf16
+    back end does, accumulating in float32. `rows` needs a graph with GatherSampled.
+    """
+    return _Run(graph, weight, np.asarray(token_ids, dtype=np.int64), rows, round_inputs).logits()
+
+
+def round_to_bf16(x: Array) -> Array:
+    """The nearest bf16 of each finite number (ties to even), as float32."""
+    bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
+def apply_rope(x: Array, rope: Rope) -> Array:
+    """Rotate x [tokens, heads, head_dim] at positions 0 to tokens - 1."""
+    cos, sin = (table[:, None, :] for table in rope.tables(x.shape[0]))
+    half = rope.dim // 2
+    first, second = x[..., :half], x[..., half : rope.dim]
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., rope.dim :]], axis=-1)
+
+
+class _Run:
+    """The values of one run."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        weight: Callable[[str], Array],
+        token_ids: NDArray[np.int64],
+        rows: Sequence[int] | None,
+        round_inputs: bool,
+    ) -> None:
+        self.graph = graph
+        self.weight = weight
+        self.token_ids = token_ids
+        self.rows = slice(None) if rows is None else np.asarray(rows)
+        self.round: Callable[[Array], Array] = round_to_bf16 if round_inputs else np.asarray
+        self.values: dict[Value, Array] = {}
+
+    def logits(self) -> Array:
+        for node in self.graph.nodes:
+            self.values[node.output] = self._evaluate(node)
+        return self.values[self.graph.output]
+
+    def _evaluate(self, node: Node) -> Array:
+        inputs = [self.values[value] for value in node.inputs()]
+        match node:
+            case Embedding():
+                embedded: Array = self.weight(node.weight)[self.token_ids] * np.float32(node.scale)
+                return embedded
+            case RmsNorm():
+                return _rms_norm(inputs[0], self.weight(node.weight), node.eps, node.plus_one)
+            case LayerNorm():
+                x = inputs[0] - inputs[0].mean(axis=-1, keepdims=True)
+                x = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(node.eps))
+                scaled: Array = x * self.weight(node.weight)
+                return scaled if node.bias is None else scaled + self.weight(node.bias)
+            case Linear():
+                return self._linear(node, inputs)
+            case Attention():
+                return self._attention(node, np.concatenate(inputs, axis=-1))
+            case Add():
+                return inputs[0] + inputs[1]
+            case SiluMul():
+                return _ACTIVATIONS["silu_mul"](inputs[0]) * inputs[1]
+            case GeluMul():
+                return _ACTIVATIONS["gelu_tanh_mul" if node.tanh else "gelu_mul"](inputs[0]) * inputs[1]
+            case Gelu():
+                return _ACTIVATIONS["gelu_tanh_mul" if node.tanh else "gelu_mul"](inputs[0])
+            case Scale():
+                return inputs[0] * np.float32(node.factor)
+            case SoftCap():
+                return np.tanh(inputs[0] / np.float32(node.cap)) * np.float32(node.cap)
+            case GatherSampled():
+                return inputs[0][self.rows]
+            case _:
+                raise TypeError(f"no reference for {type(node).__name__}")
+
+    def _linear(self, node: Linear, inputs: list[Array]) -> Array:
+        x = self.round(inputs[0])
+        parts = []
+        for name, bias in zip(node.weights, node.biases, strict=True):
+            part = x @ self.round(self.weight(name)).T
+            parts.append(part if bias is None else part + self.weight(bias))
+        if node.activation is None:
+            result = np.concatenate(parts, axis=-1)
+        else:
+            gate, up = parts
+            result = _ACTIVATIONS[node.activation](gate) * up
+        return result if node.residual is None else result + inputs[1]
+
+    def _attention(self, node: Attention, qkv: Array) -> Array:
+        tokens = qkv.shape[0]
+        q, k, v = np.split(qkv, np.cumsum(node.qkv_widths())[:2], axis=-1)
+        q = q.reshape(tokens, node.q_heads, node.head_dim)
+        k = k.reshape(tokens, node.kv_heads, node.head_dim)
+        v = v.reshape(tokens, node.kv_heads, node.head_dim)
+        if node.q_norm is not None:
+            q = _rms_norm(q, self.weight(node.q_norm), node.norm_eps, node.norm_plus_one)
+        if node.k_norm is not None:
+            k = _rms_norm(k, self.weight(node.k_norm), node.norm_eps, node.norm_plus_one)
+        if node.rope is not None:
+            q, k = apply_rope(q, node.rope), apply_rope(k, node.rope)
+        group = node.q_heads // node.kv_heads
+        k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(node.scale)
+        if node.softcap is not None:
+            scores = np.tanh(scores / np.float32(node.softcap)) * np.float32(node.softcap)
+        distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
+        visible = distance >= 0
+        if node.sliding_window is not None:
+            visible &= distance < node.sliding_window
+        scores = np.where(visible, scores, np.float32(-np.inf))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        attended: Array = np.einsum("hqk,khd->qhd", weights, v).reshape(tokens, -1)
+        return attended
+
+
+def _rms_norm(x: Array, weight: Array, eps: float, plus_one: bool) -> Array:
+    normal: Array = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
+    factor: Array = weight + np.float32(1) if plus_one else weight
+    return normal * factor
+
+
+def _silu(x: Array) -> Array:
+    result: Array = x / (np.float32(1) + np.exp(-x))
+    return result
+
+
+def _gelu_tanh(x: Array) -> Array:
+    inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x**3)
+    result: Array = x * np.float32(0.5) * (np.float32(1) + np.tanh(inner))
+    return result
+
+
+def _gelu(x: Array) -> Array:
+    error_function = np.vectorize(math.erf, otypes=[np.float32])
+    result: Array = x * np.float32(0.5) * (np.float32(1) + error_function(x / np.float32(math.sqrt(2))))
+    return result
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"silu_mul": _silu, "gelu_mul": _gelu, "gelu_tanh_mul": _gelu_tanh}

@@ -1,0 +1,132 @@
+"""From a configuration to its graph, and from a graph to the assurance that a checkpoint holds exactly its weights."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ModelError
+from octavo.models import families
+from octavo.models.config import ConfigReader
+from octavo.models.graph import Graph, Shape
+
+# Derived from the configuration, stored by old checkpoints all the same.
+_IGNORABLE = re.compile(r"\.(rotary_emb|self_attn\.rotary_emb)\.(inv_freq|original_inv_freq)$")
+_NAMES_SHOWN = 4
+
+
+class TensorLike(Protocol):
+    """What checking needs of a tensor."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    def read_f32(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]: ...
+
+
+class CheckpointLike(Protocol):
+    """What checking needs of a checkpoint."""
+
+    def names(self) -> Iterable[str]: ...
+
+    def tensor(self, name: str) -> TensorLike: ...
+
+
+@dataclass(frozen=True)
+class Family:
+    """One module of `octavo.models.families`; its name is the `model_type`."""
+
+    model_type: str
+    architectures: tuple[str, ...]
+    build: Callable[[ConfigReader], Graph]
+
+
+@cache
+def supported_families() -> tuple[Family, ...]:
+    """Every family there is a module for."""
+    found = []
+    for item in pkgutil.iter_modules(families.__path__):
+        module = importlib.import_module(f"{families.__name__}.{item.name}")
+        found.append(Family(item.name, tuple(module.ARCHITECTURES), module.build))
+    return tuple(found)
+
+
+def find_family(config: Mapping[str, Any]) -> Family:
+    """The family by `architectures`, or by `model_type` where no architecture is given."""
+    model_type, names = config.get("model_type"), config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    for family in supported_families():
+        if name in family.architectures:
+            if model_type not in (None, family.model_type):
+                raise ModelError(f"config: model_type = {model_type!r} does not go with architecture {name}")
+            return family
+        if name is None and model_type == family.model_type:
+            return family
+    given = f"architecture {name!r}" if name is not None else f"model_type {model_type!r}"
+    known = ", ".join(sorted(name for family in supported_families() for name in family.architectures))
+    raise ModelError(f"config: {given} is not supported; supported architectures: {known}")
+
+
+def build_graph(config: Mapping[str, Any]) -> Graph:
+    """The checked graph of the model a configuration (Hugging Face naming) describes."""
+    if config.get("quantization_config") is not None:
+        details = config["quantization_config"]
+        method = details.get("quant_method") if isinstance(details, Mapping) else details
+        raise ModelError(
+            f"config: quantization_config.quant_method = {method!r} is not supported; use an unquantised or a GGUF file"
+        )
+    family = find_family(config)
+    return family.build(ConfigReader(config, family.model_type))
+
+
+def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
+    """Refuse a checkpoint that lacks a weight, holds one nothing reads, or gives one another shape; all by name."""
+    needed = graph.weights()
+    present = list(checkpoint.names())
+    problems: list[str] = []
+    missing = sorted(set(needed) - set(present))
+    if missing:
+        problems.append(f"missing {_listed(missing)}")
+    unknown = [name for name in present if name not in needed and name not in graph.duplicates]
+    unknown = [name for name in unknown if not _IGNORABLE.search(name)]
+    if unknown:
+        problems.append(f"unknown {_listed(unknown)}")
+    wrong = [
+        f"{name} ({tuple(checkpoint.tensor(name).shape)}, must be {needed[name]})"
+        for name in present
+        if name in needed and tuple(checkpoint.tensor(name).shape) != needed[name]
+    ]
+    if wrong:
+        problems.append(f"wrong shape {_listed(wrong)}")
+    if problems:
+        raise ModelError(f"weights do not fit architecture {graph.architecture}: " + "; ".join(problems))
+    for name in present:
+        if name in graph.duplicates and name not in needed:
+            _check_duplicate(checkpoint, name, graph.duplicates[name])
+
+
+def _check_duplicate(checkpoint: CheckpointLike, name: str, original: str) -> None:
+    """A second copy of a tied weight must hold the same numbers, else one of the two would be ignored."""
+    copy, kept = checkpoint.tensor(name), checkpoint.tensor(original)
+    same = tuple(copy.shape) == tuple(kept.shape)
+    step = 4096
+    for start in range(0, kept.shape[0] if same else 0, step):
+        stop = min(start + step, kept.shape[0])
+        same = same and np.array_equal(copy.read_f32(start, stop), kept.read_f32(start, stop))
+    if not same:
+        raise ModelError(
+            f"weights: {name} differs from {original}, though the configuration ties them (tie_word_embeddings)"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return f"{len(names)}: " + ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

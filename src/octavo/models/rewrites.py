@@ -1,0 +1,146 @@
+"""Rewrites every back end shares: fewer, larger operations computing the same logits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from octavo.models.graph import (
+    Add,
+    GatherSampled,
+    GeluMul,
+    Graph,
+    LayerNorm,
+    Linear,
+    LinearActivation,
+    Node,
+    RmsNorm,
+    Scale,
+    SiluMul,
+    SoftCap,
+    Value,
+)
+
+
+def optimize(graph: Graph) -> Graph:
+    """The graph with q, k, v and gate, up merged, residual adds folded, and logits of sampled rows only; checked."""
+    for rewrite in (merge_qkv, merge_gate_up, fold_residuals, gather_sampled_rows):
+        graph = rewrite(graph)
+    graph.check()
+    return graph
+
+
+def merge_qkv(graph: Graph) -> Graph:
+    """The q, k and v projections of one value become one Linear."""
+    plan = _Rewriter(graph)
+    for node in graph.attentions:
+        if len(node.qkv) == 3 and (merged := plan.merge(node.qkv)) is not None:
+            plan.replace(node, replace(node, qkv=(merged.output,)))
+    return plan.result()
+
+
+def merge_gate_up(graph: Graph) -> Graph:
+    """A gated activation of two projections of one value becomes one Linear with that activation."""
+    plan = _Rewriter(graph)
+    for node in graph.nodes:
+        if isinstance(node, SiluMul | GeluMul) and (merged := plan.merge((node.gate, node.up))) is not None:
+            activation: LinearActivation = "silu_mul"
+            if isinstance(node, GeluMul):
+                activation = "gelu_tanh_mul" if node.tanh else "gelu_mul"
+            plan.replace(merged, replace(merged, output=node.output, activation=activation))
+            plan.remove(node)
+    return plan.result()
+
+
+def fold_residuals(graph: Graph) -> Graph:
+    """An addition to the output of a Linear that nothing else reads becomes the residual of that Linear."""
+    plan = _Rewriter(graph)
+    for node in graph.nodes:
+        if isinstance(node, Add):
+            # The operand assigned last is the one the addition can join: its partner exists by then.
+            last, first = sorted((node.a, node.b), key=lambda value: plan.position[value], reverse=True)
+            linear = plan.sole_linear(last)
+            if linear is not None and linear.activation is None and linear.residual is None and first != last:
+                plan.replace(linear, replace(linear, output=node.output, residual=first))
+                plan.remove(node)
+    return plan.result()
+
+
+def gather_sampled_rows(graph: Graph) -> Graph:
+    """Everything after the last layer is computed for sampled rows only."""
+    if any(isinstance(node, GatherSampled) for node in graph.nodes):
+        return graph
+    producers = {node.output: node for node in graph.nodes}
+    node, source = producers[graph.output], graph.output
+    first = node
+    while node.layer is None and (operand := _row_operand(node)) is not None:
+        first, source = node, operand
+        node = producers[source]
+    if source == graph.output:
+        return graph
+    gathered = max(producers) + 1
+    gather = GatherSampled(output=gathered, x=source)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node is first:
+            assert isinstance(first, Linear | RmsNorm | LayerNorm | Scale | SoftCap)
+            nodes += [gather, replace(first, x=gathered)]
+        else:
+            nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _row_operand(node: Node) -> Value | None:
+    """The operand of a node that treats each row alone and reads nothing else."""
+    if isinstance(node, Linear) and node.residual is not None:
+        return None
+    return node.x if isinstance(node, Linear | RmsNorm | LayerNorm | Scale | SoftCap) else None
+
+
+class _Rewriter:
+    """Nodes of a graph by the value they assign, with replacements and removals collected until `result`."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes: dict[Value, Node | None] = {node.output: node for node in graph.nodes}
+        self.position = {node.output: index for index, node in enumerate(graph.nodes)}
+        self.readers = Counter(value for node in graph.nodes for value in node.inputs())
+        self.readers[graph.output] += 1
+
+    def sole_linear(self, value: Value) -> Linear | None:
+        """The Linear that assigns `value`, when exactly one node reads it."""
+        node = self.nodes[value]
+        return node if isinstance(node, Linear) and self.readers[value] == 1 else None
+
+    def merge(self, values: Iterable[Value]) -> Linear | None:
+        """One Linear in place of the plain ones assigning `values`, if all read one value and feed one node."""
+        linears = [self.sole_linear(value) for value in values]
+        plain = [node for node in linears if node and node.activation is None and node.residual is None]
+        if len(plain) != len(linears) or len({node.x for node in plain}) != 1:
+            return None
+        merged = replace(
+            plain[0],
+            weights=tuple(name for node in plain for name in node.weights),
+            biases=tuple(name for node in plain for name in node.biases),
+            out_features=tuple(out for node in plain for out in node.out_features),
+        )
+        for node in plain[1:]:
+            self.remove(node)
+        self.replace(plain[0], merged)
+        return merged
+
+    def replace(self, old: Node, new: Node) -> None:
+        """Put `new` where `old` stood (`old` may itself be a replacement: its place is its output's)."""
+        self.nodes[old.output] = new
+
+    def remove(self, node: Node) -> None:
+        """Drop a node."""
+        self.nodes[node.output] = None
+
+    def result(self) -> Graph:
+        """The graph with everything applied; the order of places is kept."""
+        return replace(self.graph, nodes=tuple(node for node in self.nodes.values() if node is not None))
+
+
+__all__ = ["fold_residuals", "gather_sampled_rows", "merge_gate_up", "merge_qkv", "optimize"]
