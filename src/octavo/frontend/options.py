@@ -72,6 +72,7 @@ class EngineOptions:
     threads: int | None = _option(None, "worker threads; default: physical cores within the CPU quota")
     max_logprobs: int = _option(20, "most log-probabilities a request may ask for at each position")
     seed: int | None = _option(0, "requests without a seed draw theirs from this and their number; None: from the system")
+    profile: bool = _option(False, "measure every native operation; slows small steps a little")
     debug: bool = _option(False, "check the KV cache for integrity whenever the engine is idle")
 
     def __post_init__(self) -> None:
@@ -100,6 +101,7 @@ class EngineOptions:
         _integer("max_logprobs", self.max_logprobs, 0, 1024)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)
+        _boolean("profile", self.profile)
         _boolean("debug", self.debug)
 
     @classmethod
