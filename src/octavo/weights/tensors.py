@@ -1,0 +1,192 @@
+"""What a weight looks like to whoever packs or checks it: dense rows, or exact affine groups of small integers.
+
+Both kinds are descriptions; bytes are touched only by the read methods, and only those of the rows asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import WeightsError
+
+__all__ = [
+    "AffineReader",
+    "AffineRows",
+    "AffineTensor",
+    "DenseDtype",
+    "DenseReader",
+    "DenseTensor",
+    "Float32Array",
+    "Tensor",
+    "Uint8Array",
+    "Uint16Array",
+    "bf16_to_f32",
+    "f32_to_bf16",
+]
+
+Float32Array: TypeAlias = npt.NDArray[np.float32]
+Uint8Array: TypeAlias = npt.NDArray[np.uint8]
+Uint16Array: TypeAlias = npt.NDArray[np.uint16]
+DenseDtype: TypeAlias = Literal["f32", "f16", "bf16"]
+
+
+class AffineRows(NamedTuple):
+    """Some rows of an AffineTensor: one code per byte also when they are 4 bits wide, float32 scales and minima."""
+
+    codes: Uint8Array
+    scales: Float32Array
+    minimums: Float32Array | None
+
+
+class DenseReader(Protocol):
+    """Where the rows of a DenseTensor come from."""
+
+    def dense_rows(self, start: int, stop: int) -> Float32Array:
+        """Rows [start, stop) as float32."""
+
+    def bit_rows(self, start: int, stop: int) -> npt.NDArray[np.uint16] | None:
+        """The stored 16-bit patterns of rows [start, stop), or None when they are not stored as such."""
+
+    def release(self) -> None:
+        """Give back the memory of the pages that were read."""
+
+
+class AffineReader(Protocol):
+    """Where the rows of an AffineTensor come from."""
+
+    def affine_rows(self, start: int, stop: int) -> AffineRows:
+        """Rows [start, stop) as codes, scales and minima."""
+
+    def block_rows(self, start: int, stop: int) -> Uint8Array | None:
+        """The stored blocks of rows [start, stop) as bytes [rows, bytes per row], or None when there are none."""
+
+    def release(self) -> None:
+        """Give back the memory of the pages that were read."""
+
+
+def row_range(name: str, rows: int, start: int, stop: int | None) -> tuple[int, int]:
+    """``start`` and ``stop`` checked against the number of rows."""
+    last = rows if stop is None else stop
+    if not 0 <= start <= last <= rows:
+        raise WeightsError(f"tensor {name}: rows [{start}, {last}) asked for, it has {rows}")
+    return start, last
+
+
+@dataclass(frozen=True)
+class DenseTensor:
+    """A tensor of floating point numbers. Rows are slices of dimension 0 (a 0-dimensional tensor has one)."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: DenseDtype
+    reader: DenseReader = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+    def read_f32(self, start: int = 0, stop: int | None = None) -> Float32Array:
+        """Rows [start, stop) as float32; may be a read-only view of the file."""
+        start, stop = row_range(self.name, self.rows, start, stop)
+        values = self.reader.dense_rows(start, stop)
+        return values.reshape((stop - start, *self.shape[1:]) if self.shape else ())
+
+    def read_bf16(self, start: int = 0, stop: int | None = None) -> Uint16Array:
+        """Rows [start, stop) as bf16 bit patterns; only of a tensor stored as bf16 (others would be rounded)."""
+        return self._bits("bf16", start, stop)
+
+    def read_f16(self, start: int = 0, stop: int | None = None) -> Uint16Array:
+        """Rows [start, stop) as f16 bit patterns; only of a tensor stored as f16."""
+        return self._bits("f16", start, stop)
+
+    def _bits(self, dtype: DenseDtype, start: int, stop: int | None) -> Uint16Array:
+        start, stop = row_range(self.name, self.rows, start, stop)
+        bits = self.reader.bit_rows(start, stop) if self.dtype == dtype else None
+        if bits is None:
+            raise WeightsError(f"tensor {self.name}: is stored as {self.dtype}, {dtype} bits were asked for")
+        return bits.reshape((stop - start, *self.shape[1:]) if self.shape else ())
+
+    def release(self) -> None:
+        """Give back the memory of the file's pages read so far; a later read brings them back."""
+        self.reader.release()
+
+
+@dataclass(frozen=True)
+class AffineTensor:
+    """A matrix of unsigned codes in groups along k: w = scale * (code - zero), plus the group's minimum where it has one.
+
+    ``scale_dtype`` is "f16" when every scale and minimum is exactly an f16; ``exact`` says that the values are the file's own.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    bits: Literal[4, 8]
+    group: int
+    zero: int
+    has_minimum: bool
+    scale_dtype: Literal["f16", "f32"]
+    source: str
+    exact: bool
+    reader: AffineReader = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    def read(self, start: int = 0, stop: int | None = None) -> AffineRows:
+        """Rows [start, stop): codes [rows, k], scales and minima [rows, k / group]."""
+        start, stop = row_range(self.name, self.rows, start, stop)
+        return self.reader.affine_rows(start, stop)
+
+    def read_f32(self, start: int = 0, stop: int | None = None) -> Float32Array:
+        """Rows [start, stop) as float32: one product and one sum, each rounded, as the format's definition has it."""
+        codes, scales, minimums = self.read(start, stop)
+        rows = codes.shape[0]
+        # The format's own order of operations, so that the float32 values are equal to the last bit.
+        values = codes.reshape(rows, scales.shape[1], self.group).astype(np.float32)
+        if self.zero:
+            values -= np.float32(self.zero)
+        with np.errstate(invalid="ignore", over="ignore"):
+            values *= scales[:, :, None]
+            if minimums is not None:
+                values += minimums[:, :, None]
+        return values.reshape(rows, self.shape[1])
+
+    @property
+    def has_raw_blocks(self) -> bool:
+        """Whether raw_blocks() is to be had; ``source`` then names the layout of the blocks."""
+        return self.reader.block_rows(0, 0) is not None
+
+    def raw_blocks(self, start: int = 0, stop: int | None = None) -> Uint8Array:
+        """Rows [start, stop) as the file's blocks, C-contiguous bytes [rows, bytes per row]; layout as ``source`` says."""
+        start, stop = row_range(self.name, self.rows, start, stop)
+        blocks = self.reader.block_rows(start, stop)
+        if blocks is None:
+            raise WeightsError(f"tensor {self.name}: {self.source} was made by octavo and has no stored blocks")
+        return blocks
+
+    def release(self) -> None:
+        """Give back the memory of the file's pages read so far; a later read brings them back."""
+        self.reader.release()
+
+
+Tensor: TypeAlias = DenseTensor | AffineTensor
+
+
+def bf16_to_f32(bits: Uint16Array) -> Float32Array:
+    """bf16 bit patterns widened to float32, exactly."""
+    return np.left_shift(bits, 16, dtype=np.uint32).view(np.float32)
+
+
+def f32_to_bf16(values: Float32Array) -> Uint16Array:
+    """float32 rounded to the nearest bf16 bit pattern, ties to even; NaN stays NaN (quiet, sign kept)."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))) >> np.uint32(16)
+    nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    if nan.any():
+        rounded = np.where(nan, (bits >> np.uint32(16)) | np.uint32(0x40), rounded)
+    return rounded.astype(np.uint16)
