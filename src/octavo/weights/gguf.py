@@ -1,4 +1,4 @@
-"""A GGUF file opened as a checkpoint: Hugging Face names, llama.cpp's reordering undone, quantised tensors as they are stored."""
+"""A GGUF file as a checkpoint: Hugging Face names, row reordering undone, quantised tensors as they are stored."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RowOrder = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class BlockRows:
-    """The rows of a quantised tensor inside a mapped file; ``order`` gives the stored row of each row, None for the same."""
+    """The rows of a quantised tensor in a mapped file; ``order`` gives the stored row of each, None for the same."""
 
     file: MappedFile
     start: int

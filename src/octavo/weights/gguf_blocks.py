@@ -26,8 +26,8 @@ TYPE_NAMES: dict[int, str] = {
 
 DENSE_TYPES: dict[str, Literal["f32", "f16", "bf16"]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
-# unpack(blocks [n, block_bytes], codes [n, block_values], scales and minima [n, block_values / group]) fills the last three;
-# minima are left alone by formats that have none.
+# unpack(blocks [n, block_bytes], codes [n, block_values], scales and minima [n, block_values / group]) fills the last
+# three; minima are left alone by formats that have none.
 UnpackFunction = Callable[[Uint8Array, Uint8Array, Float32Array, Float32Array], None]
 
 # Blocks are unpacked in pieces of about this many codes, so that every intermediate stays in the cache.
@@ -91,7 +91,7 @@ def half_floats(blocks: Uint8Array, offset: int) -> Float32Array:
 
 
 def store_runs(codes: Uint8Array, runs: list[npt.NDArray[np.uint64]], lanes_each: int) -> None:
-    """Write the runs of codes in turn: 16 * lanes_each bytes of the first, as many of the second, and so on, over again."""
+    """Write the runs of codes in turn: 16 * lanes_each bytes of the first, as many of the second, and so on again."""
     target = codes.view(LANE).reshape(len(codes), -1, len(runs), lanes_each)
     for index, run in enumerate(runs):
         target[:, :, index, :] = run.view(LANE).reshape(len(codes), -1, lanes_each)
@@ -125,10 +125,10 @@ def unpack_q8_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, min
 
 
 def unpack_k_scales(blocks: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
-    """The eight float32 scales and minima of a Q4_K or Q5_K block: its two f16 factors times 6-bit integers, minima negated.
+    """The eight scales and minima of a Q4_K or Q5_K block: its two f16 factors times 6-bit integers, minima negated.
 
-    Bytes 4..16 hold the integers: 0..3 the low six bits of scale 0..3, 4..7 of minimum 0..3, their two top bits being the top
-    two of scale and minimum 4..7, whose low four bits are the nibbles of 8..11.
+    Bytes 4..16 hold the integers: 0..3 the low six bits of scale 0..3, 4..7 of minimum 0..3, their two top bits being
+    the top two of scale and minimum 4..7, whose low four bits are the nibbles of 8..11.
     """
     packed = blocks[:, 4:16]
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]

@@ -1,4 +1,4 @@
-"""GGUF metadata in the words of a Hugging Face config.json, and GGUF tensor names in those of a Hugging Face checkpoint.
+"""GGUF metadata in the words of a Hugging Face config.json, and GGUF tensor names in those of its checkpoints.
 
 Every key of the architecture that could change the arithmetic is translated or refused by name; none is skipped over.
 """
@@ -142,7 +142,8 @@ def translate_config(
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise WeightsError(
-            f"{file.path}: GGUF architecture {architecture!r:.80} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{file.path}: GGUF architecture {architecture!r:.80} is not supported; "
+            f"supported are {', '.join(ARCHITECTURES)}"
         )
     keys = ArchitectureKeys(file, architecture)
     model_type, model_class = ARCHITECTURES[architecture]
@@ -224,7 +225,7 @@ def rope_scaling(
 
 
 def scaling_of_factors(keys: ArchitectureKeys, factors: Float32Array, head_dim: int) -> dict[str, Any] | None:
-    """The rope_scaling that divides the frequencies by ``factors``: Llama 3's parameters where they give the same, else a list."""
+    """The rope_scaling that divides frequencies by ``factors``: Llama 3's parameters where they give the same."""
     if factors.shape != (head_dim // 2,):
         raise WeightsError(
             f"{keys.path}: tensor {ROPE_FACTORS_NAME!r} has shape {list(factors.shape)}, expected [{head_dim // 2}]"
@@ -253,7 +254,7 @@ def llama3_factors(
     high_freq_factor: float,
     original_max_position_embeddings: float,
 ) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """By what Llama 3's scaling divides each frequency: 1 for short waves, ``factor`` for long ones, a blend in between."""
+    """By what Llama 3's scaling divides each frequency: 1 for short waves, ``factor`` for long, a blend between."""
     turns = original_max_position_embeddings / (2 * math.pi) * theta ** (-np.arange(0, head_dim, 2) / head_dim)
     smooth = np.clip((turns - low_freq_factor) / (high_freq_factor - low_freq_factor), 0.0, 1.0)
     divisors: np.ndarray[Any, np.dtype[np.float64]] = 1.0 / ((1.0 - smooth) / factor + smooth)

@@ -1,4 +1,4 @@
-"""The container format GGUF, versions 2 and 3: header, metadata and tensor table, read with every count and length checked."""
+"""The container format GGUF, versions 2 and 3: header, metadata, tensor table; every count and length is checked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ UINT64 = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One row of the tensor table; ``shape`` has the fastest dimension last, ``start`` counts from the file's beginning."""
+    """One row of the tensor table; ``shape`` has the fastest dimension last, ``start`` counts from the file's start."""
 
     name: str
     shape: tuple[int, ...]
@@ -132,7 +132,8 @@ class GgufFile:
         self._array_items += count
         if self._array_items > MAX_ARRAY_ITEMS:
             raise WeightsError(
-                f"{self.path}: metadata key {key!r} claims {count} items, the limit is {MAX_ARRAY_ITEMS} in all arrays together"
+                f"{self.path}: metadata key {key!r} claims {count} items, "
+                f"the limit is {MAX_ARRAY_ITEMS} in all arrays together"
             )
         if kind == STRING:
             return self._strings(key, count)
@@ -161,7 +162,8 @@ class GgufFile:
                 position = start + length
                 if position > size or length > MAX_STRING_BYTES:
                     raise WeightsError(
-                        f"{self.path}: item {len(strings)} of {key!r} claims {length} bytes at {start}, the file has {size}"
+                        f"{self.path}: item {len(strings)} of {key!r} claims {length} bytes at {start}, "
+                        f"the file has {size}"
                     )
                 append(str(mapped[start:position], "utf-8"))
         except struct.error as error:
@@ -213,7 +215,8 @@ class GgufFile:
             end, before = offset + size, name
             if end > available:
                 raise WeightsError(
-                    f"{self.path}: truncated: tensor {name!r} needs bytes [{offset}, {end}) of the data, the file has {available}"
+                    f"{self.path}: truncated: tensor {name!r} needs bytes [{offset}, {end}) of the data, "
+                    f"the file has {available}"
                 )
         return {
             name: TensorInfo(name, shape, kind, data_start + at, size) for name, (shape, kind, at, size) in rows.items()

@@ -1,4 +1,4 @@
-"""Reading JSON that may be hostile: sizes are bounded, duplicate keys and non-numbers refused, deep nesting an error."""
+"""Reading JSON that may be hostile: size bounded, duplicate keys and non-numbers refused, deep nesting an error."""
 
 from __future__ import annotations
 

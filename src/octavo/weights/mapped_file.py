@@ -16,7 +16,7 @@ __all__ = ["MappedFile"]
 
 
 class MappedFile:
-    """The bytes of a regular file, mapped. Arrays made from it stay valid for as long as they live, even after close()."""
+    """The bytes of a regular file, mapped. Arrays made from it stay valid for as long as they live."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class MappedFile:
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self.map, dtype=np.uint8)
 
     def release(self, start: int, stop: int) -> None:
-        """Drop the pages that lie inside [start, stop) from this process; they come back from the file when read again."""
+        """Drop the pages inside [start, stop) from this process; the file brings them back when they are read again."""
         if not hasattr(mmap, "MADV_DONTNEED"):
             return
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -28,7 +28,8 @@ SINGLE_NAME = "model.safetensors"
 DENSE_DTYPES: dict[str, DenseDtype] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 ELEMENT_BITS = {
     "F32": 32, "F16": 16, "BF16": 16, "F64": 64, "I64": 64, "U64": 64, "I32": 32, "U32": 32, "I16": 16, "U16": 16,
-    "I8": 8, "U8": 8, "BOOL": 8, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+    "I8": 8, "U8": 8, "BOOL": 8, "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F6_E2M3": 6, "F6_E3M2": 6,
+    "F4": 4,
 }  # fmt: skip
 
 
@@ -85,7 +86,7 @@ class SafetensorsFile:
         return Entry(dtype, tuple(shape), start, stop)
 
     def _check_coverage(self) -> None:
-        """Tensors lie one after the other and fill the file, as the format demands: no overlap, no gap, nothing after."""
+        """Tensors lie one after the other and fill the file, as the format demands: no overlap and no gap."""
         position = 0
         for name, entry in sorted(self.entries.items(), key=lambda item: (item[1].start, item[1].stop)):
             if entry.start != position:
@@ -128,8 +129,8 @@ class SafetensorsCheckpoint:
         if quantized is not None:
             method = quantized.get("quant_method") if isinstance(quantized, dict) else None
             raise WeightsError(
-                f"{path}: its weights are quantised with {str(method)[:60]!r} (config.json, quantization_config), which is "
-                "not supported; use the unquantised checkpoint with quantization='w8' or 'w4', or a GGUF file"
+                f"{path}: its weights are quantised with {str(method)[:60]!r} (config.json, quantization_config), "
+                "which is not supported; use the unquantised checkpoint with quantization='w8' or 'w4', or a GGUF file"
             )
         generation = path / "generation_config.json"
         self.generation_config = read_json_object(generation) if generation.is_file() else {}
@@ -159,8 +160,8 @@ class SafetensorsCheckpoint:
             for name, file_name in weight_map.items():
                 if not isinstance(file_name, str) or not is_plain_name(file_name):
                     raise WeightsError(
-                        f"{index_path}: tensor {name[:200]!r} is in {str(file_name)[:120]!r}, which is not the name of a "
-                        ".safetensors file of the same directory"
+                        f"{index_path}: tensor {name[:200]!r} is in {str(file_name)[:120]!r}, which is not the "
+                        "name of a .safetensors file of the same directory"
                     )
                 promised.setdefault(file_name, []).append(name)
             return [(self.path / file_name, names) for file_name, names in sorted(promised.items())]
@@ -174,7 +175,7 @@ class SafetensorsCheckpoint:
                 f"{self.path}: {len(found)} .safetensors files but no {INDEX_NAME} that says what is where"
             )
         raise WeightsError(
-            f"{self.path}: no .safetensors files; pickled weights (.bin, .pth) are never read, convert them to safetensors"
+            f"{self.path}: no .safetensors files; pickled weights (.bin, .pth) are never read, convert them"
         )
 
     def names(self) -> list[str]:

@@ -117,9 +117,10 @@ class DenseTensor:
 
 @dataclass(frozen=True)
 class AffineTensor:
-    """A matrix of unsigned codes in groups along k: w = scale * (code - zero), plus the group's minimum where it has one.
+    """A matrix of unsigned codes in groups along k: w = scale * (code - zero), plus the group's minimum if it has one.
 
-    ``scale_dtype`` is "f16" when every scale and minimum is exactly an f16; ``exact`` says that the values are the file's own.
+    ``scale_dtype`` is "f16" when every scale and minimum is exactly an f16; ``exact`` says that the values are the
+    file's own.
     """
 
     name: str
@@ -162,7 +163,7 @@ class AffineTensor:
         return self.reader.block_rows(0, 0) is not None
 
     def raw_blocks(self, start: int = 0, stop: int | None = None) -> Uint8Array:
-        """Rows [start, stop) as the file's blocks, C-contiguous bytes [rows, bytes per row]; layout as ``source`` says."""
+        """Rows [start, stop) as the file's blocks, bytes [rows, bytes per row]; ``source`` names their layout."""
         start, stop = row_range(self.name, self.rows, start, stop)
         blocks = self.reader.block_rows(start, stop)
         if blocks is None:
