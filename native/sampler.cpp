@@ -1,0 +1,558 @@
+// The sampler's rules. Rows are worked on in blocks of 64 logits, in vectors of 4 that every target has; a sum is 16 lanes in
+// a fixed order within a block, and blocks are added in order in double precision.
+#include "sampler.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+
+namespace octavo {
+namespace {
+
+typedef float f4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+
+constexpr int64_t kBlockSize = 64;
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kLargest = std::numeric_limits<float>::max();
+
+inline int64_t block_count(int64_t n) { return (n + kBlockSize - 1) / kBlockSize; }
+
+inline f4 load(const float* p) {
+    f4 v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+inline void store(float* p, f4 v) { std::memcpy(p, &v, sizeof v); }
+inline f4 splat(float x) { return f4{x, x, x, x}; }
+inline f4 select(i4 mask, f4 a, f4 b) { return (f4)((mask & (i4)a) | (~mask & (i4)b)); }
+inline f4 larger(f4 a, f4 b) { return a > b ? a : b; }
+inline float sum_lanes(f4 a, f4 b, f4 c, f4 d) {
+    f4 v = (a + b) + (c + d);
+    return (v[0] + v[2]) + (v[1] + v[3]);
+}
+
+// e^x for x <= 0, to about 1 ulp: 2^n * p(r) with |r| <= ln2/2; 0 below -87 (and for -infinity).
+inline f4 exp4(f4 x) {
+    i4 dead = x < splat(-87.0f);
+    f4 clamped = select(dead, splat(-87.0f), x);
+    f4 shifted = clamped * splat(1.44269504088896341f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
+    f4 n = shifted - splat(12582912.0f);
+    f4 r = (clamped - n * splat(0.693359375f)) + n * splat(2.12194440054690583e-4f);
+    f4 p = splat(1.9875691500e-4f);
+    p = p * r + splat(1.3981999507e-3f);
+    p = p * r + splat(8.3334519073e-3f);
+    p = p * r + splat(4.1665795894e-2f);
+    p = p * r + splat(1.6666665459e-1f);
+    p = p * r + splat(5.0000001201e-1f);
+    f4 y = (p * (r * r) + r) + splat(1.0f);
+    i4 exponent = ((i4)shifted - 0x4b400000 + 127) << 23;
+    return (f4)(~dead & (i4)(y * (f4)exponent));
+}
+
+// A block of 64 floats of a row of n, copied with `fill` behind the row's end where it is the last and not whole.
+inline const float* block_of(const float* x, int64_t n, int64_t block, float fill, float* buffer) {
+    int64_t begin = block * kBlockSize, left = n - begin;
+    if (left >= kBlockSize) return x + begin;
+    std::copy(x + begin, x + n, buffer);
+    std::fill(buffer + left, buffer + kBlockSize, fill);
+    return buffer;
+}
+
+// The maximum of each block and of the row. False if any logit is NaN or +infinity.
+bool scan(const float* x, int64_t n, float* block_max, float& maximum) {
+    alignas(16) float buffer[kBlockSize];
+    i4 fine = {-1, -1, -1, -1};
+    float row_max = -kInfinity;
+    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+        const float* p = block_of(x, n, b, -kInfinity, buffer);
+        f4 m0 = splat(-kInfinity), m1 = m0, m2 = m0, m3 = m0;
+        for (int64_t i = 0; i < kBlockSize; i += 16) {
+            f4 v0 = load(p + i), v1 = load(p + i + 4), v2 = load(p + i + 8), v3 = load(p + i + 12);
+            fine &= (v0 <= splat(kLargest)) & (v1 <= splat(kLargest)) & (v2 <= splat(kLargest)) & (v3 <= splat(kLargest));
+            m0 = larger(v0, m0), m1 = larger(v1, m1), m2 = larger(v2, m2), m3 = larger(v3, m3);
+        }
+        f4 m = larger(larger(m0, m1), larger(m2, m3));
+        float a = m[0] > m[1] ? m[0] : m[1], c = m[2] > m[3] ? m[2] : m[3];
+        block_max[b] = a > c ? a : c;
+        row_max = block_max[b] > row_max ? block_max[b] : row_max;
+    }
+    maximum = row_max;
+    return (fine[0] & fine[1] & fine[2] & fine[3]) != 0;
+}
+
+int64_t first_maximum(const float* x, const float* block_max, float maximum) {
+    int64_t b = 0;
+    while (block_max[b] != maximum) ++b;
+    int64_t i = b * kBlockSize;
+    while (x[i] != maximum) ++i;
+    return i;
+}
+
+// out[i] = e^((x[i] - maximum) * scale), 0 behind the end; the sum of each block; returns the sum of all.
+template <bool keep>
+double exponentials(const float* x, int64_t n, float maximum, float scale, float* out, float* block_sum) {
+    alignas(16) float buffer[kBlockSize];
+    double total = 0.0;
+    f4 m = splat(maximum), s = splat(scale);
+    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+        const float* p = block_of(x, n, b, -kInfinity, buffer);
+        float* q = out + b * kBlockSize;
+        f4 s0 = {}, s1 = {}, s2 = {}, s3 = {};
+        for (int64_t i = 0; i < kBlockSize; i += 16) {
+            f4 e0 = exp4((load(p + i) - m) * s), e1 = exp4((load(p + i + 4) - m) * s);
+            f4 e2 = exp4((load(p + i + 8) - m) * s), e3 = exp4((load(p + i + 12) - m) * s);
+            if constexpr (keep) store(q + i, e0), store(q + i + 4, e1), store(q + i + 8, e2), store(q + i + 12, e3);
+            s0 += e0, s1 += e1, s2 += e2, s3 += e3;
+        }
+        block_sum[b] = sum_lanes(s0, s1, s2, s3);
+        total += block_sum[b];
+    }
+    return total;
+}
+
+// Sets to 0 every e[i] whose measure is below (keep_above) or above `threshold`; new block sums; returns the sum of all.
+template <bool keep_above>
+double mask(float* e, const float* measure, int64_t n, float threshold, float* block_sum) {
+    double total = 0.0;
+    f4 t = splat(threshold);
+    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+        float* q = e + b * kBlockSize;
+        const float* p = measure + b * kBlockSize;
+        f4 sums[4] = {};
+        for (int64_t i = 0; i < kBlockSize; i += 16) {
+            for (int64_t lane = 0; lane < 4; ++lane) {
+                f4 value = load(q + i + 4 * lane), by = load(p + i + 4 * lane);
+                i4 kept = keep_above ? by >= t : by <= t;
+                value = (f4)(kept & (i4)value);
+                store(q + i + 4 * lane, value);
+                sums[lane] += value;
+            }
+        }
+        block_sum[b] = sum_lanes(sums[0], sums[1], sums[2], sums[3]);
+        total += block_sum[b];
+    }
+    return total;
+}
+
+float sum_block(const float* e) {
+    f4 sums[4] = {};
+    for (int64_t i = 0; i < kBlockSize; i += 16)
+        for (int64_t lane = 0; lane < 4; ++lane) sums[lane] += load(e + i + 4 * lane);
+    return sum_lanes(sums[0], sums[1], sums[2], sums[3]);
+}
+
+// Ascending keys are descending logits, ties by ascending id. Adding 0 makes -0 equal to 0.
+inline uint64_t order_key(float logit, int64_t id) {
+    uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
+    uint32_t descending = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
+    return (uint64_t)descending << 32 | (uint32_t)id;
+}
+inline int64_t key_id(uint64_t key) { return (int64_t)(key & 0xffffffffu); }
+
+// A floor that at least k logits reach: the k-th largest block maximum, or for larger k a bin edge of a histogram.
+float floor_of(const float* x, int64_t n, int64_t k, const float* block_max, float* maxima, uint32_t* histogram) {
+    int64_t blocks = block_count(n);
+    if (k <= blocks) {
+        std::copy(block_max, block_max + blocks, maxima);
+        std::nth_element(maxima, maxima + (k - 1), maxima + blocks, std::greater<float>());
+        return maxima[k - 1];
+    }
+    constexpr int kShift = 20;
+    std::fill(histogram, histogram + 4096, 0u);
+    for (int64_t i = 0; i < n; ++i) ++histogram[order_key(x[i], 0) >> 32 >> kShift];
+    int64_t seen = 0;
+    uint32_t bin = 0;
+    while ((seen += histogram[bin]) < k) ++bin;
+    // The smallest logit whose key falls in this bin.
+    uint32_t last = (bin << kShift) | ((1u << kShift) - 1);
+    float edge = std::bit_cast<float>(last & 0x80000000u ? last : ~last & 0x7fffffffu);
+    return edge == edge ? edge : -kInfinity;
+}
+
+// Keys of all logits that reach `floor`, in order of id; returns how many.
+int64_t gather(const float* x, int64_t n, float floor, const float* block_max, uint64_t* keys) {
+    int64_t count = 0;
+    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+        if (!(block_max[b] >= floor)) continue;
+        for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i) {
+            keys[count] = order_key(x[i], i);
+            count += x[i] >= floor;
+        }
+    }
+    return count;
+}
+
+int64_t rank_of(const float* x, int64_t n, int64_t token, const float* block_max) {
+    float value = x[token];
+    int64_t before = 0;
+    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+        if (!(block_max[b] >= value)) continue;
+        for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i)
+            before += x[i] > value || (x[i] == value && i < token);
+    }
+    return before + 1;
+}
+
+// An element of a weighted selection: its key in the high half, its mass (float bits) in the low half.
+inline uint64_t weighted(uint32_t key, float mass) { return (uint64_t)key << 32 | std::bit_cast<uint32_t>(mass); }
+inline float mass_of(uint64_t item) { return std::bit_cast<float>((uint32_t)item); }
+
+struct Crossing {
+    uint32_t key = 0;       // the key at which the mass of all smaller or equal keys reaches the target
+    double before = 0.0;    // the mass of all smaller keys
+    int64_t ties = 0;       // elements with this very key
+    bool found = false;
+};
+
+// Finds the crossing by three histograms over ever lower bits of the key: `visit(f)` calls f(key, mass) for every element.
+template <typename Visit>
+Crossing find_crossing(double target, double* bins, uint64_t* items, const Visit& visit) {
+    constexpr int kBins = 2048;
+    Crossing result;
+    auto cross = [&](int bin_count) {
+        for (int bin = 0; bin < bin_count; ++bin) {
+            if (bins[bin] > 0.0 && result.before + bins[bin] >= target) return bin;
+            result.before += bins[bin];
+        }
+        return -1;
+    };
+    std::fill(bins, bins + kBins, 0.0);
+    visit([&](uint32_t key, float mass) { bins[key >> 20] += mass; });
+    int high = cross(kBins);
+    if (high < 0) return result;
+    int64_t count = 0;
+    visit([&](uint32_t key, float mass) {
+        items[count] = weighted(key, mass);
+        count += (int)(key >> 20) == high;
+    });
+    int shift = 10;
+    for (; shift >= 0; shift -= 10) {
+        std::fill(bins, bins + 1024, 0.0);
+        for (int64_t i = 0; i < count; ++i) bins[items[i] >> (32 + shift) & 1023] += mass_of(items[i]);
+        int bin = cross(1024);
+        // The sums of a bin and of its parts may differ in the last bits: the crossing is then at the last part.
+        if (bin < 0) {
+            for (bin = 1023; bin > 0 && bins[bin] == 0.0;) --bin;
+            result.before -= bins[bin];
+        }
+        int64_t kept = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            uint64_t item = items[i];
+            items[kept] = item;
+            kept += (int)(item >> (32 + shift) & 1023) == bin;
+        }
+        count = kept;
+    }
+    result.key = (uint32_t)(items[0] >> 32);
+    result.ties = count;
+    result.found = true;
+    return result;
+}
+
+}  // namespace
+
+void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) noexcept {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; ++round) {
+        uint64_t a = (uint64_t)0xd2511f53u * c0, b = (uint64_t)0xcd9e8d57u * c2;
+        uint32_t n0 = (uint32_t)(b >> 32) ^ c1 ^ k0, n2 = (uint32_t)(a >> 32) ^ c3 ^ k1;
+        c0 = n0, c1 = (uint32_t)b, c2 = n2, c3 = (uint32_t)a;
+        k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
+    }
+    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+}
+
+void sampler_exp(const float* x, float* out, int64_t n) noexcept {
+    for (int64_t i = 0; i < n; ++i) out[i] = exp4(splat(x[i]))[0];
+}
+
+double sampler_log(double x) noexcept {
+    // x = 2^k * m, m in [sqrt(1/2), sqrt(2)); log m = 2 artanh(s), s = (m - 1) / (m + 1), by its series (|s| < 0.172).
+    uint64_t bits = std::bit_cast<uint64_t>(x);
+    int64_t k = (int64_t)(bits >> 52) - 1023;
+    double m = std::bit_cast<double>((bits & 0x000fffffffffffffull) | 0x3ff0000000000000ull);
+    if (m > 1.4142135623730951) m *= 0.5, ++k;
+    double s = (m - 1.0) / (m + 1.0), s2 = s * s, series = 0.0;
+    for (int i = 21; i >= 1; i -= 2) series = series * s2 + 1.0 / i;
+    return (double)k * 0.69314718055994530942 + 2.0 * s * series;
+}
+
+// Scratch of one worker, for rows of the whole vocabulary. `padded` arrays are readable to a whole block.
+struct Sampler::Worker {
+    explicit Worker(int64_t vocab) {
+        int64_t blocks = block_count(vocab), padded = blocks * kBlockSize;
+        for (auto* array : {&exps, &raw, &compact, &distance}) *array = std::make_unique_for_overwrite<float[]>(padded);
+        for (auto* array : {&block_max, &raw_block_max, &block_sum, &maxima}) *array = std::make_unique_for_overwrite<float[]>(blocks);
+        items = std::make_unique_for_overwrite<uint64_t[]>(padded + 1);
+        ids = std::make_unique_for_overwrite<int32_t[]>(padded);
+        bins = std::make_unique_for_overwrite<double[]>(2048);
+        histogram = std::make_unique_for_overwrite<uint32_t[]>(4096);
+    }
+    std::unique_ptr<float[]> exps, raw, compact, distance;
+    std::unique_ptr<float[]> block_max, raw_block_max, block_sum, maxima;
+    std::unique_ptr<uint64_t[]> items;
+    std::unique_ptr<int32_t[]> ids;
+    std::unique_ptr<double[]> bins;
+    std::unique_ptr<uint32_t[]> histogram;
+};
+
+Sampler::Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers)
+    : vocab_(vocab), max_rows_(max_rows), max_top_(max_top), max_workers_(max_workers), records_(max_rows), tokens_(max_rows),
+      ranks_(max_rows), statuses_(max_rows), logprobs_(max_rows) {
+    for (int64_t i = 0; i < max_workers; ++i) workers_.push_back(std::make_unique<Worker>(vocab));
+}
+
+Sampler::~Sampler() = default;
+
+void Sampler::set_pools(const int32_t* lists, int64_t list_size, int32_t* top_ids, float* top_logprobs, int64_t top_size) noexcept {
+    lists_ = lists, list_size_ = list_size;
+    top_ids_ = top_ids, top_logprobs_ = top_logprobs, top_size_ = top_size;
+}
+
+// Whether every index the record leads to is inside its array: a wrong record must fail its row, not the process.
+bool Sampler::valid(const SampleRecord& r) const noexcept {
+    if (r.mode < (int32_t)SampleMode::Greedy || r.mode > (int32_t)SampleMode::Prompt) return false;
+    if (r.num_top < -1 || r.num_top > max_top_ || r.num_top > vocab_) return false;
+    if (r.num_top > 0 && (r.top_start < 0 || (int64_t)r.top_start + r.num_top > top_size_)) return false;
+    if (r.mode == (int32_t)SampleMode::Prompt) return r.num_top >= 0 && r.target >= 0 && r.target < vocab_;
+    if (r.mode == (int32_t)SampleMode::Random) {
+        if (!(r.temperature > 1e-6f && r.temperature < 1e30f && r.top_p > 0.0f && r.typical_p > 0.0f)) return false;
+        if (!(r.min_p >= 0.0f && r.min_p <= 1.0f) || r.top_k < 0) return false;
+    }
+    for (int32_t count : {r.bias_count, r.allowed_count, r.banned_count, r.penalty_count})
+        if (count < 0) return false;
+    if (r.allowed_count > vocab_) return false;
+    int64_t bias = r.bias_count, ids = bias, penalised = r.penalty_count;
+    int64_t need = 2 * bias + r.allowed_count + r.banned_count + 2 * penalised;
+    if (need == 0) return true;
+    if (r.list_start < 0 || r.list_start + need > list_size_) return false;
+    if (penalised && !(r.repetition_penalty > 0.0f)) return false;
+    const int32_t* p = lists_ + r.list_start;
+    auto inside = [&](int64_t count) {
+        bool fine = true;
+        for (int64_t i = 0; i < count; ++i) fine &= p[i] >= 0 && p[i] < vocab_;
+        return fine;
+    };
+    if (!inside(ids)) return false;
+    p += 2 * bias;
+    if (!inside((int64_t)r.allowed_count + r.banned_count + penalised)) return false;
+    return true;
+}
+
+void Sampler::apply_lists(const SampleRecord& r, float* x, Worker& w) const noexcept {
+    const int32_t* bias = lists_ + r.list_start;
+    const int32_t* allowed = bias + 2 * (int64_t)r.bias_count;
+    const int32_t* banned = allowed + r.allowed_count;
+    const int32_t* penalised = banned + r.banned_count;
+    const int32_t* counts = penalised + r.penalty_count;
+    if (r.allowed_count) {
+        for (int32_t i = 0; i < r.allowed_count; ++i) w.compact[i] = x[allowed[i]];
+        std::fill(x, x + vocab_, -kInfinity);
+        for (int32_t i = 0; i < r.allowed_count; ++i) x[allowed[i]] = w.compact[i];
+    }
+    for (int32_t i = 0; i < r.bias_count; ++i) x[bias[i]] += std::bit_cast<float>(bias[r.bias_count + i]);
+    for (int32_t i = 0; i < r.banned_count; ++i) x[banned[i]] = -kInfinity;
+    for (int32_t i = 0; i < r.penalty_count; ++i) {
+        float value = x[penalised[i]];
+        value = value > 0.0f ? value / r.repetition_penalty : value * r.repetition_penalty;
+        if (counts[i] > 0) value = (value - r.frequency_penalty * (float)counts[i]) - r.presence_penalty;
+        x[penalised[i]] = value;
+    }
+}
+
+void Sampler::report_top(const SampleRecord& r, const float* x, double log_sum, float maximum, Worker& w) noexcept {
+    int64_t k = r.num_top;
+    float floor = k < vocab_ ? floor_of(x, vocab_, k, w.block_max.get(), w.maxima.get(), w.histogram.get()) : -kInfinity;
+    uint64_t* keys = w.items.get();
+    int64_t count = gather(x, vocab_, floor, w.block_max.get(), keys);
+    if (k < count) std::nth_element(keys, keys + k, keys + count);
+    std::sort(keys, keys + k);
+    for (int64_t i = 0; i < k; ++i) {
+        int64_t id = key_id(keys[i]);
+        top_ids_[r.top_start + i] = (int32_t)id;
+        top_logprobs_[r.top_start + i] = (float)((double)(x[id] - maximum) - log_sum);
+    }
+}
+
+// What is left to draw from: exps of logits, over the whole vocabulary or over `ids`; 0 where a rule has taken a token out.
+struct Sampler::Choices {
+    const float* logits;
+    const int32_t* ids;  // null: the whole vocabulary
+    int64_t n;
+    float maximum, scale;
+    float* exps;
+    float* block_sum;
+    double total;
+
+    void keep_min_p(float min_p) { total = mask<true>(exps, exps, n, min_p, block_sum); }
+
+    // The most probable tokens that reach the share top_p: a token stays when those before it have less.
+    void keep_top_p(float top_p, Worker& w) {
+        double target = (double)top_p * total;
+        // Tokens below this together have less than what may be left out, so they and blocks of them are not looked at.
+        float least = (float)((total - target) / (double)(n + 1));
+        constexpr uint32_t kOne = 0x3f800000u;
+        Crossing at = find_crossing(target, w.bins.get(), w.items.get(), [&](auto&& f) {
+            for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+                if (block_sum[b] < least) continue;
+                for (int64_t i = b * kBlockSize, end = i + kBlockSize; i < end; ++i) f(kOne - std::bit_cast<uint32_t>(exps[i]), exps[i]);
+            }
+        });
+        if (!at.found) return;
+        float threshold = std::bit_cast<float>(kOne - at.key);
+        if (!(threshold > 0.0f)) return;
+        total = mask<true>(exps, exps, n, threshold, block_sum);
+        int64_t kept = 1;
+        while (kept < at.ties && at.before + (double)kept * threshold < target) ++kept;
+        if (kept < at.ties) drop_ties(threshold, kept);
+    }
+
+    // Of the tokens with exactly this exp, keeps the `kept` with the lowest ids.
+    void drop_ties(float value, int64_t kept) {
+        total = 0.0;
+        for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+            if (block_sum[b] >= value) {
+                bool changed = false;
+                for (int64_t i = b * kBlockSize, end = i + kBlockSize; i < end; ++i) {
+                    if (exps[i] != value || --kept >= 0) continue;
+                    exps[i] = 0.0f, changed = true;
+                }
+                if (changed) block_sum[b] = sum_block(exps + b * kBlockSize);
+            }
+            total += block_sum[b];
+        }
+    }
+
+    // Locally typical sampling: the tokens whose information is nearest to the entropy, until they reach the share. With
+    // z = (logit - maximum) * scale, |-log p - H| is |z - mean of z|.
+    void keep_typical(float share, Worker& w) {
+        float* distance = w.distance.get();
+        int64_t padded = block_count(n) * kBlockSize;
+        double weighted_sum = 0.0;
+        for (int64_t i = 0; i < padded; ++i) {
+            float z = i < n && exps[i] > 0.0f ? (logits[i] - maximum) * scale : 0.0f;
+            distance[i] = z;
+            weighted_sum += (double)exps[i] * (double)z;
+        }
+        float mean = (float)(weighted_sum / total);
+        for (int64_t i = 0; i < padded; ++i) {
+            float d = distance[i] - mean;
+            d = d < 0.0f ? -d : d;
+            distance[i] = exps[i] > 0.0f ? d + 0.0f : kLargest;
+        }
+        Crossing at = find_crossing((double)share * total, w.bins.get(), w.items.get(), [&](auto&& f) {
+            for (int64_t i = 0; i < padded; ++i) f(std::bit_cast<uint32_t>(distance[i]), exps[i]);
+        });
+        if (at.found) total = mask<false>(exps, distance, n, std::bit_cast<float>(at.key), block_sum);
+    }
+
+    // The first token whose cumulative share, in order of id, exceeds u.
+    int64_t draw(double u) const {
+        double target = u * total, before = 0.0;
+        int64_t block = -1;
+        for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
+            if (!(block_sum[b] > 0.0f)) continue;
+            if (block >= 0) before += block_sum[block];
+            block = b;
+            if (before + block_sum[b] > target) break;
+        }
+        int64_t last = -1;
+        for (int64_t i = block * kBlockSize, end = i + kBlockSize; i < end; ++i) {
+            if (!(exps[i] > 0.0f)) continue;
+            last = i;
+            before += exps[i];
+            if (before > target) break;
+        }
+        return ids ? ids[last] : last;
+    }
+};
+
+int64_t Sampler::choose(const SampleRecord& r, const float* x, float maximum, Worker& w, bool exps_ready) noexcept {
+    Choices c{x, nullptr, vocab_, maximum, 1.0f / r.temperature, w.exps.get(), w.block_sum.get(), 0.0};
+    if (r.top_k > 0 && r.top_k < vocab_) {
+        uint64_t* keys = w.items.get();
+        float floor = floor_of(x, vocab_, r.top_k, w.block_max.get(), w.maxima.get(), w.histogram.get());
+        int64_t count = gather(x, vocab_, floor, w.block_max.get(), keys);
+        uint64_t last = ~0ull;
+        if (r.top_k < count) {
+            // The order nth_element leaves is not used: what is kept is gathered again by id.
+            std::nth_element(keys, keys + (r.top_k - 1), keys + count);
+            last = keys[r.top_k - 1];
+            count = gather(x, vocab_, floor, w.block_max.get(), keys);
+        }
+        c.n = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            if (keys[i] > last) continue;
+            w.ids[c.n] = (int32_t)key_id(keys[i]);
+            w.compact[c.n++] = x[key_id(keys[i])];
+        }
+        c.ids = w.ids.get(), c.logits = w.compact.get();
+        exps_ready = false;
+    }
+    if (!exps_ready) {
+        c.total = exponentials<true>(c.logits, c.n, maximum, c.scale, c.exps, c.block_sum);
+    } else {
+        for (int64_t b = 0, blocks = block_count(c.n); b < blocks; ++b) c.total += c.block_sum[b];
+    }
+    if (r.min_p > 0.0f) c.keep_min_p(r.min_p);
+    if (r.top_p < 1.0f) c.keep_top_p(r.top_p, w);
+    if (r.typical_p < 1.0f) c.keep_typical(r.typical_p, w);
+    uint32_t counter[4] = {(uint32_t)r.position, (uint32_t)((uint64_t)r.position >> 32), r.sample_index, 0};
+    uint32_t key[2] = {(uint32_t)r.seed, (uint32_t)(r.seed >> 32)}, words[4];
+    philox4x32(counter, key, words);
+    uint64_t bits = ((uint64_t)words[1] << 32 | words[0]) >> 11;
+    return c.draw((double)bits * 0x1p-53);
+}
+
+SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t row) noexcept {
+    float maximum;
+    if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
+    if (maximum == -kInfinity) return SampleStatus::NothingLeft;
+    bool prompt = r.mode == (int32_t)SampleMode::Prompt;
+    bool lists = !prompt && (r.bias_count | r.allowed_count | r.banned_count | r.penalty_count) != 0;
+    bool exps_ready = false;
+    const float* raw = x;
+    const float* raw_block_max = w.block_max.get();
+    float raw_maximum = maximum;
+    double log_sum = 0.0;
+    if (r.num_top >= 0) {
+        // At temperature 1 with nothing to change these are also what is drawn from.
+        exps_ready = r.mode == (int32_t)SampleMode::Random && r.temperature == 1.0f && !lists;
+        double sum = exps_ready ? exponentials<true>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get())
+                                : exponentials<false>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get());
+        log_sum = sampler_log(sum);
+        if (r.num_top > 0) report_top(r, x, log_sum, maximum, w);
+        if (lists) {
+            std::copy(x, x + vocab_, w.raw.get());
+            std::copy(w.block_max.get(), w.block_max.get() + block_count(vocab_), w.raw_block_max.get());
+            raw = w.raw.get(), raw_block_max = w.raw_block_max.get();
+        }
+    }
+    int64_t token = r.target;
+    if (!prompt) {
+        if (lists) {
+            apply_lists(r, x, w);
+            if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
+            if (maximum == -kInfinity) return SampleStatus::NothingLeft;
+        }
+        if (r.mode == (int32_t)SampleMode::Greedy) token = first_maximum(x, w.block_max.get(), maximum);
+        else token = choose(r, x, maximum, w, exps_ready);
+    }
+    tokens_[row] = (int32_t)token;
+    if (r.num_top >= 0) {
+        logprobs_[row] = (float)((double)(raw[token] - raw_maximum) - log_sum);
+        ranks_[row] = (int32_t)rank_of(raw, vocab_, token, raw_block_max);
+    }
+    return SampleStatus::Ok;
+}
+
+void Sampler::sample_row(int64_t row, float* logits, int64_t worker) noexcept {
+    if (row < 0 || row >= max_rows_ || worker < 0 || worker >= max_workers_) return;
+    tokens_[row] = -1, ranks_[row] = 0, logprobs_[row] = std::numeric_limits<float>::quiet_NaN();
+    const SampleRecord& record = records_[row];
+    statuses_[row] = (int32_t)(valid(record) ? run(record, logits, *workers_[worker], row) : SampleStatus::BadRecord);
+}
+
+}  // namespace octavo
