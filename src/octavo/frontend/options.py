@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 from octavo.errors import ConfigError, ParameterError
 
@@ -65,8 +65,8 @@ class EngineOptions:
     memory_utilization: float = _option(0.9, "share of the memory limit (cgroup or machine) octavo may plan with")
     kv_cache_bytes: int | None = _option(None, "size of the KV cache in bytes, in place of what memory_utilization gives")
     num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks, in place of a computed one")
-    scheduling_policy: str = _option("fcfs", "order of admission: fcfs, priority or shortest")
-    capacity: str = _option(
+    scheduling_policy: Literal["fcfs", "priority", "shortest"] = _option("fcfs", "order of admission: fcfs, priority or shortest")
+    capacity: Literal["max_utilization", "no_evict"] = _option(
         "max_utilization", "max_utilization (admit by present need, preempt when full) or no_evict (reserve the worst case)"
     )
     threads: int | None = _option(None, "worker threads; default: physical cores within the CPU quota")

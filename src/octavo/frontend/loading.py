@@ -1,0 +1,111 @@
+"""From a model's name to an engine that is ready: files, graph, memory plan, back end, tokenizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.backends.cpu import CpuBackend
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import Engine
+from octavo.frontend.description import describe_model, memory_needs
+from octavo.frontend.options import EngineOptions
+from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
+from octavo.planning.hardware import probe
+from octavo.planning.memory import MemoryPlan, plan_memory
+from octavo.weights.hub import resolve_model
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["LoadedModel", "describe_model", "load_engine", "memory_needs"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class LoadedModel:
+    """An engine with everything the front end needs to know of its model."""
+
+    options: EngineOptions
+    engine: Engine
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    plan: MemoryPlan | None = None
+    backend: Any = None
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def memory_report(self) -> str:
+        """Where the memory goes, as a table."""
+        return "" if self.plan is None else self.plan.render()
+
+    def prompt_logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """The logits after every position of a prompt."""
+        logits: NDArray[np.float32] = self.backend.prompt_logits(token_ids)
+        return logits
+
+    def profile(self) -> list[dict[str, Any]]:
+        """What the back end measured of its operations."""
+        return list(self.backend.profile())
+
+    def close(self) -> None:
+        """Free the back end's memory and close the files."""
+        self.resources.close()
+
+
+def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None = None) -> LoadedModel:
+    """Find, check and load a model (fetching it when it is not here), plan the memory and start an engine on it."""
+    path = resolve_model(options.model, progress=progress)
+    with ExitStack() as stack:
+        description = stack.enter_context(describe_model(path))
+        checkpoint, graph = description.checkpoint, description.graph
+        # Building the tokenizer and packing the weights take about as long, and both mostly outside of Python.
+        with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as helper:
+            pending = helper.submit(load_tokenizer, checkpoint if options.tokenizer is None else options.tokenizer)
+            plan = plan_memory(memory_needs(description, options), probe())
+            _log.info("%s", plan.render())
+            backend = CpuBackend.load(
+                graph,
+                checkpoint,
+                quantization=options.quantization,
+                kv_cache_dtype=options.kv_cache_dtype,
+                max_num_batched_tokens=options.max_num_batched_tokens,
+                max_num_seqs=options.max_num_seqs,
+                max_model_len=plan.max_model_len,
+                num_blocks=plan.num_blocks,
+                threads=options.threads,
+            )
+            stack.callback(backend.close)
+            tokenizer = pending.result()
+        config = EngineConfig(
+            num_blocks=plan.num_blocks,
+            max_model_len=plan.max_model_len,
+            block_size=options.block_size,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            enable_prefix_caching=options.enable_prefix_caching,
+            policy=options.scheduling_policy,
+            capacity=options.capacity,
+            debug=options.debug,
+        )
+        return LoadedModel(
+            options=options,
+            engine=Engine(config, backend),
+            tokenizer=tokenizer,
+            vocab_size=graph.vocab_size,
+            max_model_len=plan.max_model_len,
+            config=checkpoint.config,
+            generation_config=checkpoint.generation_config,
+            plan=plan,
+            backend=backend,
+            resources=stack.pop_all(),
+        )
