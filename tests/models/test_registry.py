@@ -1,0 +1,207 @@
+"""Configurations are honoured or refused by name and value; checkpoints fit their graph or the misfits are named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.models.tiny import TINY_MODELS, read_config, read_weights
+
+from octavo.errors import ModelError
+from octavo.models import families
+from octavo.models.graph import Graph
+from octavo.models.registry import build_graph, check_weights, supported_families
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 128,
+}
+
+
+def family_config(model_type: str, architecture: str, **values: Any) -> dict[str, Any]:
+    return {**LLAMA, "model_type": model_type, "architectures": [architecture], **values}
+
+
+class MemoryCheckpoint:
+    """A checkpoint of arrays."""
+
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self.tensors = tensors
+
+    def names(self) -> list[str]:
+        return list(self.tensors)
+
+    def tensor(self, name: str) -> Any:
+        return MemoryTensor(self.tensors[name])
+
+
+class MemoryTensor:
+    """A tensor of an array."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.shape = array.shape
+
+    def read_f32(self, start: int = 0, stop: int | None = None) -> np.ndarray:
+        return self.array[start:stop].astype(np.float32)
+
+
+def zeros_for(graph: Graph) -> dict[str, np.ndarray]:
+    return {name: np.zeros(shape, np.float32) for name, shape in graph.weights().items()}
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_checkpoint_saved_by_transformers_fits_its_graph(name: str, tiny_models: dict[str, Path]) -> None:
+    graph = build_graph(read_config(tiny_models[name]))
+    check_weights(graph, MemoryCheckpoint(read_weights(tiny_models[name])))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported by llama: it must be 'silu'"),
+        ({"hidden_size": None}, "hidden_size is missing, llama needs it"),
+        ({"hidden_size": "64"}, "hidden_size = '64'"),
+        ({"hidden_size": 64.0}, "hidden_size = 64.0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000 .* from 1 to 4096"),
+        ({"num_hidden_layers": True}, "num_hidden_layers = True"),
+        ({"vocab_size": 0}, "vocab_size = 0"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3 .* divisor of num_attention_heads = 4"),
+        (
+            {"num_attention_heads": 5, "num_key_value_heads": 5},
+            "num_attention_heads = 5 .* divisor of hidden_size = 64",
+        ),
+        ({"head_dim": 15}, "head_dim = 15 .* even"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps = 0 .* positive"),
+        ({"attention_bias": 1}, "attention_bias = 1 .* true or false"),
+        ({"sliding_window": 16}, "sliding_window = 16"),
+        ({"layer_types": ["full_attention"] * 2}, "layer_types = "),
+        ({"num_local_experts": 8}, "num_local_experts = 8"),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = 'awq'"),
+        ({"model_type": "mistral"}, "model_type = 'mistral' does not go with architecture LlamaForCausalLM"),
+    ],
+)
+def test_llama_refuses_what_it_cannot_honour_by_name_and_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_graph({**LLAMA, **change})
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (family_config("mistral", "MistralForCausalLM", sliding_window=0), "sliding_window = 0"),
+        (family_config("mistral", "MistralForCausalLM", attention_bias=True), "attention_bias = True"),
+        (family_config("qwen2", "Qwen2ForCausalLM", attention_bias=False), "attention_bias = False"),
+        (family_config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True), "sliding_window is missing"),
+        (
+            family_config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True, sliding_window=4),
+            "max_window_layers is missing",
+        ),
+        (
+            family_config("qwen2", "Qwen2ForCausalLM", layer_types=["sliding_attention"] * 2),
+            "layer_types = .* 2 of full_attention",
+        ),
+        (
+            family_config("qwen3", "Qwen3ForCausalLM", layer_types=["full_attention"]),
+            "layer_types = .* 2 of full_attention",
+        ),
+    ],
+)
+def test_family_refuses_what_it_cannot_honour_by_name_and_value(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_graph(config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"architectures": ["MambaForCausalLM"]},
+        {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
+        {"model_type": "mamba"},
+        {"architectures": "LlamaForCausalLM"},
+        {"architectures": [["LlamaForCausalLM"]]},
+        {},
+    ],
+)
+def test_unknown_architecture_is_refused_with_the_supported_ones(config: dict[str, Any]) -> None:
+    with pytest.raises(ModelError, match="LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM"):
+        build_graph(config)
+
+
+def test_model_type_suffices_without_architectures() -> None:
+    assert build_graph({**LLAMA, "architectures": None}) == build_graph(LLAMA)
+
+
+def test_yarn_extends_the_positions_of_a_model() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    assert build_graph({**LLAMA, "rope_scaling": scaling}).max_position == 512
+
+
+@pytest.fixture
+def extra_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """One more file in the package of families."""
+    (tmp_path / "toy.py").write_text(
+        '"""A toy family."""\n'
+        "from octavo.models.decoder import build_decoder\n"
+        'ARCHITECTURES = ("ToyForCausalLM",)\n'
+        "def build(config):\n"
+        "    return build_decoder(config, qkv_bias=True)\n"
+    )
+    monkeypatch.setattr(families, "__path__", [*families.__path__, str(tmp_path)])
+    supported_families.cache_clear()
+    yield
+    supported_families.cache_clear()
+
+
+@pytest.mark.usefixtures("extra_family")
+def test_adding_a_family_takes_one_file() -> None:
+    graph = build_graph({**LLAMA, "architectures": ["ToyForCausalLM"], "model_type": "toy"})
+    assert graph.architecture == "toy"
+    assert "model.layers.1.self_attn.q_proj.bias" in graph.weights()
+
+
+def test_missing_unknown_and_misshapen_tensors_are_all_named() -> None:
+    graph = build_graph(LLAMA)
+    tensors = zeros_for(graph)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    tensors["model.layers.1.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
+    tensors["model.norm.weight"] = np.zeros(65, np.float32)
+    with pytest.raises(ModelError) as error:
+        check_weights(graph, MemoryCheckpoint(tensors))
+    assert str(error.value) == (
+        "weights do not fit architecture llama: missing 1: model.layers.0.mlp.up_proj.weight; "
+        "unknown 1: model.layers.1.self_attn.q_proj.bias; wrong shape 1: model.norm.weight ((65,), must be (64,))"
+    )
+
+
+def test_long_lists_of_tensors_are_cut_short() -> None:
+    with pytest.raises(ModelError, match=r"missing 21: .* and 17 more$"):
+        check_weights(build_graph(LLAMA), MemoryCheckpoint({}))
+
+
+def test_stored_rotary_frequencies_are_ignored() -> None:
+    graph = build_graph(LLAMA)
+    extra = {f"model.layers.{i}.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32) for i in range(2)}
+    check_weights(graph, MemoryCheckpoint(zeros_for(graph) | extra))
+
+
+def test_second_copy_of_a_tied_head_must_hold_the_same_numbers() -> None:
+    graph = build_graph({**LLAMA, "tie_word_embeddings": True})
+    tensors = zeros_for(graph)
+    assert "lm_head.weight" not in tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    check_weights(graph, MemoryCheckpoint(tensors))
+    tensors["lm_head.weight"][-1, -1] = 1
+    with pytest.raises(ModelError, match=r"lm_head.weight differs from model.embed_tokens.weight"):
+        check_weights(graph, MemoryCheckpoint(tensors))

@@ -1,0 +1,113 @@
+"""Rope frequencies and tables equal transformers', in every scaling and from every place a configuration may give it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from octavo.errors import ModelError
+from octavo.models.config import ConfigReader, read_rope
+from octavo.models.rope import Rope
+
+LINEAR = {"rope_type": "linear", "factor": 2.5}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+YARN_SHARP = {**YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False}
+SCALINGS = [LINEAR, LLAMA3, YARN, YARN_SHARP]
+
+
+def rope_of(values: dict[str, Any], max_position: int = 131072, dim: int = 128) -> Rope:
+    return read_rope(ConfigReader(values, "llama"), dim, max_position)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling["rope_type"])
+def test_frequencies_equal_transformers(scaling: dict[str, Any]) -> None:
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=1,
+        max_position_embeddings=131072,
+        rope_parameters={"rope_theta": 500000.0, **scaling},
+    )
+    expected, attention_factor = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config)
+    rope = rope_of({"rope_parameters": {"rope_theta": 500000.0, **scaling}})
+    np.testing.assert_allclose(rope.inverse_frequencies(), expected.numpy(), rtol=1e-6)
+    assert rope.attention_factor == pytest.approx(attention_factor)
+
+
+def test_tables_follow_float32_angles_to_the_last_position() -> None:
+    rope = Rope("default", 100000.0, 64)
+    cos, sin = rope.tables(8192)
+    exponents = torch.arange(0, 64, 2, dtype=torch.float) / 64
+    angles = torch.arange(8192).float()[:, None] * (1.0 / (100000.0**exponents))
+    assert cos.dtype == sin.dtype == np.float32
+    assert cos.shape == sin.shape == (8192, 32)
+    # One unit in the last place of a frequency moves the angle at position 8191 by up to 5e-4.
+    np.testing.assert_allclose(cos, angles.cos().numpy(), atol=1e-3)
+    np.testing.assert_allclose(sin, angles.sin().numpy(), atol=1e-3)
+
+
+def test_tables_carry_the_attention_factor() -> None:
+    plain = Rope("default", 10000.0, 8).tables(5)
+    scaled = Rope("default", 10000.0, 8, attention_factor=1.5).tables(5)
+    np.testing.assert_allclose(scaled[0], plain[0] * 1.5, rtol=1e-6)
+    np.testing.assert_allclose(scaled[1], plain[1] * 1.5, rtol=1e-6)
+
+
+def test_factors_divide_the_plain_frequencies() -> None:
+    llama3 = rope_of({"rope_theta": 500000.0, "rope_scaling": LLAMA3})
+    plain = Rope("default", 500000.0, 128).inverse_frequencies()
+    factors = (plain / llama3.inverse_frequencies()).tolist()
+    rope = rope_of({"rope_theta": 500000.0, "rope_scaling": {"rope_type": "factors", "factors": factors}})
+    np.testing.assert_allclose(rope.inverse_frequencies(), llama3.inverse_frequencies(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scaling", [{}, *SCALINGS], ids=lambda scaling: scaling.get("rope_type", "default"))
+def test_old_and_new_places_of_the_rope_fields_are_one(scaling: dict[str, Any]) -> None:
+    new = rope_of({"rope_parameters": {"rope_theta": 500000.0, **scaling}})
+    old = rope_of({"rope_theta": 500000.0, "rope_scaling": scaling or None})
+    legacy = {("type" if name == "rope_type" else name): value for name, value in scaling.items()}
+    assert new == old == rope_of({"rope_theta": 500000.0, "rope_scaling": legacy})
+
+
+def test_theta_defaults_to_ten_thousand() -> None:
+    assert rope_of({}) == Rope("default", 10000.0, 128)
+
+
+def test_yarn_takes_its_factor_from_the_two_context_lengths() -> None:
+    scaling = {"rope_type": "yarn", "original_max_position_embeddings": 1024}
+    assert rope_of({"rope_scaling": scaling}, max_position=8192).factor == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type = 'dynamic'"),
+        ({"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.type = 'longrope'"),
+        ({"rope_parameters": {"rope_type": "default", "mrope_section": [8, 8]}}, r"mrope_section = \[8, 8\]"),
+        ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
+        ({"rope_scaling": {**LINEAR, "factor": -1}}, r"factor = -1 .* positive"),
+        ({"rope_scaling": {**LINEAR, "factor": float("nan")}}, r"factor = nan .* positive"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, r"high_freq_factor = 1.0 .* above low_freq_factor"),
+        ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, r"factors = \[1.0\] .* 64 positive numbers"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, r"rope_type = \['yarn'\]"),
+        ({"rope_scaling": "linear"}, r"rope_scaling = 'linear' .* an object"),
+        ({"rope_theta": True}, r"rope_theta = True .* positive number"),
+        ({"rope_theta": 1, "rope_scaling": YARN}, r"theta"),
+        ({"partial_rotary_factor": 0.5}, r"partial_rotary_factor = 0.5"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, r"partial_rotary_factor = 0.5"),
+    ],
+)
+def test_rope_that_cannot_be_honoured_is_refused_by_name_and_value(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        rope_of(values)
