@@ -222,14 +222,14 @@ class InputProcessor:
                 keep = max(1, self.max_model_len - (params.max_tokens or 1))
             token_ids = token_ids[-keep:]
         if not token_ids:
-            raise ParameterError("prompt", "", "at least one token long", "the prompt is empty: give at least one token")
+            raise ParameterError("prompt", "", "at least one token long", "the prompt is empty")
         if len(token_ids) >= self.max_model_len:
             raise ParameterError(
                 "prompt",
                 len(token_ids),
                 f"at most {self.max_model_len - 1} tokens long",
-                f"the prompt has {len(token_ids)} tokens and max_model_len is {self.max_model_len}, which must hold the "
-                f"prompt and at least one more token: shorten it or set truncate_prompt_tokens",
+                f"the prompt has {len(token_ids)} tokens and max_model_len is {self.max_model_len}, which must hold "
+                "the prompt and at least one more token: shorten it or set truncate_prompt_tokens",
             )
         self.check_vocabulary(token_ids)
         return token_ids

@@ -205,7 +205,9 @@ class LLM:
 
     def _require(self) -> LoadedModel:
         if self._failure is not None:
-            raise EngineDeadError(f"the engine stopped on an error, make a new LLM: {self._failure!r}") from self._failure
+            raise EngineDeadError(
+                f"the engine stopped on an error, make a new LLM: {self._failure!r}"
+            ) from self._failure
         if self._loaded is None:
             raise EngineDeadError("this LLM is closed: make a new one")
         return self._loaded
@@ -226,7 +228,11 @@ class LLM:
             token_ids = self._inputs.encode(prompts, add_special_tokens)
             requests = [
                 self._inputs.request(
-                    str(next(self._numbers)), prompt, params[index], token_ids=token_ids[index], priority=priorities[index]
+                    str(next(self._numbers)),
+                    prompt,
+                    params[index],
+                    token_ids=token_ids[index],
+                    priority=priorities[index],
                 )
                 for index, prompt in enumerate(prompts)
             ]
@@ -275,7 +281,11 @@ class LLM:
     def _drop(self, states: list[RequestState]) -> None:
         """Abort the requests that have not finished."""
         for state in states:
-            if self._outputs.remove(state.request_id) is not None and self._failure is None and self._loaded is not None:
+            if (
+                self._outputs.remove(state.request_id) is not None
+                and self._failure is None
+                and self._loaded is not None
+            ):
                 self._loaded.engine.abort(state.request_id)
 
 

@@ -63,15 +63,22 @@ class EngineOptions:
     block_size: int = _option(16, "tokens in a KV cache block")
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of equal prompt beginnings")
     memory_utilization: float = _option(0.9, "share of the memory limit (cgroup or machine) octavo may plan with")
-    kv_cache_bytes: int | None = _option(None, "size of the KV cache in bytes, in place of what memory_utilization gives")
+    kv_cache_bytes: int | None = _option(
+        None, "size of the KV cache in bytes, in place of what memory_utilization gives"
+    )
     num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks, in place of a computed one")
-    scheduling_policy: Literal["fcfs", "priority", "shortest"] = _option("fcfs", "order of admission: fcfs, priority or shortest")
+    scheduling_policy: Literal["fcfs", "priority", "shortest"] = _option(
+        "fcfs", "order of admission: fcfs, priority or shortest"
+    )
     capacity: Literal["max_utilization", "no_evict"] = _option(
-        "max_utilization", "max_utilization (admit by present need, preempt when full) or no_evict (reserve the worst case)"
+        "max_utilization",
+        "max_utilization (admit by present need, preempt when full) or no_evict (reserve the worst case)",
     )
     threads: int | None = _option(None, "worker threads; default: physical cores within the CPU quota")
     max_logprobs: int = _option(20, "most log-probabilities a request may ask for at each position")
-    seed: int | None = _option(0, "requests without a seed draw theirs from this and their number; None: from the system")
+    seed: int | None = _option(
+        0, "requests without a seed draw theirs from this and their number; None: from the system"
+    )
     profile: bool = _option(False, "measure every native operation; slows small steps a little")
     debug: bool = _option(False, "check the KV cache for integrity whenever the engine is idle")
 

@@ -86,11 +86,7 @@ class _Sequence:
         self.stop_reason: int | str | None = None
         self.min_tokens = params.min_tokens
         self._include_stop = params.include_stop_str_in_output
-        self._detokenizer = IncrementalDetokenizer(
-            tokenizer,
-            prompt_ids,
-            skip_special_tokens=params.skip_special_tokens,
-        )
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
         stops = params.stop_strings
         self._scanner = StopStringScanner(stops, params.include_stop_str_in_output) if stops else None
         self._text = ""
@@ -99,8 +95,10 @@ class _Sequence:
         self._sent_tokens = 0
         self._sent_text = 0
 
-    def advance(self, samples: Sequence[SampledToken], finish_reason: str | None, stop_reason: int | str | None) -> bool:
+    def advance(self, samples: Sequence[SampledToken], reason: str | None, stop_reason: int | str | None) -> bool:
         """Take the tokens of a step; true when a stop string in their text ends the sequence."""
+        self.finish_reason = reason
+        self.stop_reason = stop_reason
         if self._scanner is None:
             ids = self.token_ids
             for sample in samples:
@@ -108,40 +106,47 @@ class _Sequence:
                 self.cumulative += sample.logprob
             if self.samples is not None:
                 self.samples.extend(samples)
-            self.finish_reason = finish_reason
-            self.stop_reason = stop_reason
             return False
-        last = len(samples) - 1
+        end = len(samples)
+        if reason == "stop" and not self._include_stop:
+            end -= 1  # the stop token's own text is not part of the answer, so it cannot complete a stop string
         for position, sample in enumerate(samples):
             self.token_ids.append(sample.token)
             self.cumulative += sample.logprob
             if self.samples is not None:
                 self.samples.append(sample)
-            if position == last and finish_reason == "stop" and not self._include_stop:
-                break  # the stop token's own text is not part of the answer, so it cannot complete a stop string
-            matched = self._scan(self._detokenizer.push(sample.token))
-            self._decoded += 1
-            if matched is not None:
-                self.finish_reason, self.stop_reason = "stop", matched
-                self._closed = True
-                return True
-        self.finish_reason = finish_reason
-        self.stop_reason = stop_reason
+            if position < end:
+                self._decoded += 1
+                if self._scan(self._detokenizer.push(sample.token)):
+                    return True
+        if reason is not None:
+            self._close()
         return False
 
-    def _scan(self, delta: str) -> str | None:
+    def _scan(self, delta: str) -> bool:
+        """Add text, looking for stop strings, of which none may end within the first ``min_tokens`` tokens."""
         assert self._scanner is not None
-        if not delta:
-            return None
-        safe, matched = self._scanner.feed(delta)
+        safe, matched = self._scanner.feed(delta, len(self.token_ids) > self.min_tokens)
         self._text += safe
-        return matched
+        if matched is None:
+            return False
+        self.finish_reason, self.stop_reason = "stop", matched
+        self._closed = True
+        return True
+
+    def _close(self) -> None:
+        """Add the text that was held back in case more would come."""
+        rest = self._detokenizer.finish()
+        if self._scanner is None:
+            self._text += rest
+        elif not self._scan(rest):
+            self._text += self._scanner.flush()
+        self._closed = True
 
     def text(self) -> str:
         """The text so far: never half a character, nor what may turn out to begin a stop string."""
         if self._closed:
             return self._text
-        finished = self.finish_reason is not None
         if self._scanner is None:
             end = len(self.token_ids)
             if self.finish_reason == "stop" and not self._include_stop:
@@ -150,12 +155,8 @@ class _Sequence:
                 push = self._detokenizer.push
                 self._text += "".join([push(token) for token in self.token_ids[self._decoded : end]])
                 self._decoded = end
-            if finished:
-                self._text += self._detokenizer.finish()
-        elif finished:
-            if self._scan(self._detokenizer.finish()) is None:
-                self._text += self._scanner.flush()
-        self._closed = finished
+        if self.finish_reason is not None:
+            self._close()
         return self._text
 
     def completion(self, texts: TokenTexts, index: int, delta: bool, cumulative: bool) -> CompletionOutput:
@@ -339,7 +340,7 @@ class OutputProcessor:
                     if metrics.first_token_time is None:
                         metrics.first_token_time = now
                     metrics.last_token_time = now
-                stopped = sequence.advance(samples, output.finish_reason if output.finished else None, output.stop_reason)
+                stopped = sequence.advance(samples, output.finish_reason, output.stop_reason)
                 if stopped and not output.finished:
                     result.stops.append((state.request_id, sequence.index, "stop"))
                 if sequence.finish_reason is not None:
