@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.models.tiny import TINY_MODELS, read_config, read_weights
+from tests.models.tiny import TINY_MODELS
 
 from octavo.errors import ModelError
 from octavo.models import families
 from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights, supported_families
+from octavo.weights.checkpoint import open_checkpoint
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -62,8 +63,11 @@ def zeros_for(graph: Graph) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_checkpoint_saved_by_transformers_fits_its_graph(name: str, tiny_models: dict[str, Path]) -> None:
-    graph = build_graph(read_config(tiny_models[name]))
-    check_weights(graph, MemoryCheckpoint(read_weights(tiny_models[name])))
+    checkpoint = open_checkpoint(tiny_models[name])
+    try:
+        check_weights(build_graph(checkpoint.config), checkpoint)
+    finally:
+        checkpoint.close()
 
 
 @pytest.mark.parametrize(
@@ -89,6 +93,11 @@ def test_checkpoint_saved_by_transformers_fits_its_graph(name: str, tiny_models:
         ({"num_local_experts": 8}, "num_local_experts = 8"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = 'awq'"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 1e9}},
+            "max_position_embeddings = 128 .* once scaled, not 128000000000",
+        ),
         ({"model_type": "mistral"}, "model_type = 'mistral' does not go with architecture LlamaForCausalLM"),
     ],
 )
@@ -102,6 +111,11 @@ def test_llama_refuses_what_it_cannot_honour_by_name_and_value(change: dict[str,
     [
         (family_config("mistral", "MistralForCausalLM", sliding_window=0), "sliding_window = 0"),
         (family_config("mistral", "MistralForCausalLM", attention_bias=True), "attention_bias = True"),
+        (
+            family_config("mistral", "MistralForCausalLM", sliding_window=8, use_sliding_window=False),
+            "use_sliding_window = False",
+        ),
+        (family_config("qwen3", "Qwen3ForCausalLM", mlp_bias=True), "mlp_bias = True"),
         (family_config("qwen2", "Qwen2ForCausalLM", attention_bias=False), "attention_bias = False"),
         (family_config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True), "sliding_window is missing"),
         (

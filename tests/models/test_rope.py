@@ -1,4 +1,4 @@
-"""Rope frequencies and tables equal transformers', in every scaling and from every place a configuration may give it."""
+"""Rope frequencies and tables equal transformers', in every scaling and from every place a configuration has them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.models.config import MOST_LAYERS, ConfigReader, read_rope
+from octavo.models.config import LARGEST_SIZE, MOST_LAYERS, ConfigReader, read_rope
 from octavo.models.graph import Graph, GraphBuilder
 from octavo.models.rope import Rope
 
@@ -22,6 +22,10 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "no_rope_layers": (),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
+    "alibi": (False,),
+    "clip_qkv": (),
+    "rope_interleaved": (False,),
+    "use_qk_norm": (False,),
 }
 
 
@@ -53,6 +57,7 @@ def build_decoder(
     """The graph of the decoder; `windows` is one sliding window for all layers, or one per layer."""
     for name, allowed in _NEUTRAL.items():
         config.require(name, allowed)
+    config.require("mlp_bias", (mlp_bias,))
     hidden = config.integer("hidden_size")
     vocab = config.integer("vocab_size")
     layers = config.integer("num_hidden_layers", most=MOST_LAYERS)
@@ -108,13 +113,16 @@ def build_decoder(
     return graph.build(
         logits,
         num_layers=layers,
-        max_position=_usable_positions(rope, max_position),
+        max_position=_usable_positions(config, rope, max_position),
         duplicates={"lm_head.weight": "model.embed_tokens.weight"} if tied else {},
     )
 
 
-def _usable_positions(rope: Rope, max_position: int) -> int:
+def _usable_positions(config: ConfigReader, rope: Rope, max_position: int) -> int:
     """YaRN configurations give the context before scaling, after it, or both; the larger is what was meant."""
-    if rope.kind == "yarn":
-        return max(max_position, int(rope.original_max_position * rope.factor))
-    return max_position
+    if rope.kind != "yarn":
+        return max_position
+    scaled = int(rope.original_max_position * rope.factor)
+    if scaled > LARGEST_SIZE:
+        raise config.refusal("max_position_embeddings", f"at most {LARGEST_SIZE} once scaled, not {scaled}")
+    return max(max_position, scaled)

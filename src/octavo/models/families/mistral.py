@@ -11,4 +11,6 @@ def build(config: ConfigReader) -> Graph:
     """The graph."""
     config.require("attention_bias", {False})
     config.require("layer_types", ())
-    return build_decoder(config, windows=config.integer("sliding_window") if config.has("sliding_window") else None)
+    window = config.integer("sliding_window") if config.has("sliding_window") else None
+    config.require("use_sliding_window", (window is not None,))
+    return build_decoder(config, windows=window)
