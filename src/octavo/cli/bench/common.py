@@ -1,0 +1,70 @@
+"""What the measurements of a model share: their options, and starting the engine for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli import options as opt
+from octavo.cli.bench.workload import random_prompts
+from octavo.cli.profile import print_profile
+from octavo.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.frontend.llm import LLM
+    from octavo.sampling.params import SamplingParams
+
+__all__ = ["AsJson", "InputLen", "OutputLen", "Profile", "Rounds", "form_name", "greedy", "prompts", "start", "stop"]
+
+Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds to measure, after one that is not counted.")]
+InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt (random words).")]
+OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens generated for each prompt.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
+Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went, per native operation, to stderr.")]
+
+Prompt = dict[str, list[int]]
+
+
+def start(
+    model: str,
+    quantization: opt.Quantization | None,
+    threads: int | None,
+    *,
+    length: int,
+    profile: bool,
+    max_num_seqs: int = 1,
+) -> LLM:
+    """Start an engine and check that it can hold ``length`` tokens a sequence."""
+    llm = opt.load_llm(model, quantization=quantization, threads=threads, max_num_seqs=max_num_seqs, profile=profile)
+    if length > llm.max_model_len:
+        limit = llm.max_model_len
+        llm.close()
+        raise ConfigError(
+            f"--input-len plus --output-len must be at most {limit} (the longest the model takes here), got {length}"
+        )
+    return llm
+
+
+def stop(llm: LLM, *, profile: bool) -> None:
+    """Print the profile if wanted and free the engine."""
+    if profile:
+        print_profile(llm)
+    llm.close()
+
+
+def prompts(llm: LLM, count: int, length: int, *, seed: int) -> list[Prompt]:
+    """Random-word prompts; another seed each round keeps the prefix cache out of the figures."""
+    return [{"prompt_token_ids": ids} for ids in random_prompts(llm.get_tokenizer(), count, length, seed=seed)]
+
+
+def greedy(output_len: int) -> SamplingParams:
+    """Exactly ``output_len`` tokens, always the likeliest."""
+    from octavo.sampling.params import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+
+
+def form_name(quantization: opt.Quantization | None) -> str:
+    """The weight form as recorded."""
+    return quantization.value if quantization is not None else "as in the file"

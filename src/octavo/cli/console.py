@@ -1,0 +1,80 @@
+"""What commands print beside their answers: download progress, tables and remarks, all on stderr unless asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from octavo.planning.units import format_bytes
+
+__all__ = ["Progress", "download_progress", "remark", "table"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Told about a download: what is fetched, bytes so far, bytes in all where known."""
+
+
+def remark(text: str) -> None:
+    """Print a line about what is going on, apart from the answer on stdout."""
+    print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def download_progress() -> Iterator[Progress]:
+    """A progress report on stderr that appears with the first byte fetched: a bar, or lines where no terminal is."""
+    if sys.stderr.isatty():
+        with _bar() as report:
+            yield report
+    else:
+        yield _lines()
+
+
+@contextmanager
+def _bar() -> Iterator[Progress]:
+    bar = None
+    tasks = {}
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal bar
+        if bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+            from rich.progress import Progress as Bar
+
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+            bar = Bar(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=Console(stderr=True))
+            bar.start()
+        if what not in tasks:
+            tasks[what] = bar.add_task(what, total=total)
+        bar.update(tasks[what], completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _lines() -> Progress:
+    told: dict[str, int] = {}
+
+    def report(what: str, done: int, total: int | None) -> None:
+        # Logs want a few lines, not one per piece: the start, each quarter, the end.
+        quarter = 4 * done // total if total else 0
+        if told.get(what, -1) >= quarter:
+            return
+        told[what] = quarter
+        of = f" of {format_bytes(total)}" if total else ""
+        remark(f"fetching {what}: {format_bytes(done)}{of}")
+
+    return report
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns aligned as plain text: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = []
+    for row in (header, *rows):
+        first, *others = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        lines.append("  ".join((row[0].ljust(len(first)), *others)).rstrip())
+    return "\n".join(lines)
