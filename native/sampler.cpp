@@ -184,13 +184,21 @@ int64_t gather(const float* x, int64_t n, float floor, const float* block_max, u
     return count;
 }
 
+// 1 + how many logits come before the token: larger ones, and equal ones of lower id.
 int64_t rank_of(const float* x, int64_t n, int64_t token, const float* block_max) {
     float value = x[token];
-    int64_t before = 0;
+    int64_t before = 0, own = token / kBlockSize, whole = n / kBlockSize;
     for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
         if (!(block_max[b] >= value)) continue;
-        for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i)
-            before += x[i] > value || (x[i] == value && i < token);
+        const float* p = x + b * kBlockSize;
+        if (b == own || b == whole) {
+            for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i)
+                before += x[i] > value || (x[i] == value && i < token);
+            continue;
+        }
+        i4 counts = {};
+        for (int64_t i = 0; i < kBlockSize; i += 4) counts -= b < own ? load(p + i) >= splat(value) : load(p + i) > splat(value);
+        before += counts[0] + counts[1] + counts[2] + counts[3];
     }
     return before + 1;
 }

@@ -35,7 +35,7 @@ struct SampleRecord {
     // The row's lists lie one after another in the list pool from list_start on: bias ids, bias values (float bits),
     // allowed ids, banned ids, penalised ids, their counts in the output (0: in the prompt only).
     int32_t list_start, bias_count, allowed_count, banned_count, penalty_count;
-    int32_t reserved[9];
+    int32_t reserved[10];
 };
 static_assert(sizeof(SampleRecord) == 128);
 

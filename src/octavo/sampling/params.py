@@ -234,6 +234,21 @@ class SamplingParams:
 
     # -- checks that need to know the model
 
+    def check_ids(self, vocab_size: int) -> None:
+        """Check that every token id named is one of the vocabulary."""
+        for name, ids in (
+            ("logit_bias", self.logit_bias or ()),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+            ("stop_token_ids", self.stop_token_ids or ()),
+            ("bad_words", [token for sequence in self.bad_words_ids or () for token in sequence]),
+        ):
+            for token in ids:
+                if not 0 <= token < vocab_size:
+                    raise ParameterError(
+                        name, token, f"token ids of the vocabulary (0 to {vocab_size - 1})",
+                        f"{name} must hold token ids of the vocabulary (0 to {vocab_size - 1}), got {token}",
+                    )  # fmt: skip
+
     def check_for_model(
         self,
         vocab_size: int,
@@ -247,18 +262,7 @@ class SamplingParams:
         ``logprobs`` and ``prompt_logprobs`` may be up to ``max_logprobs``, or -1 for the whole vocabulary as long as
         one sequence then has at most ``MAX_LOGPROB_ENTRIES`` of them (its tokens times what each reports).
         """
-        for name, ids in (
-            ("logit_bias", self.logit_bias or ()),
-            ("allowed_token_ids", self.allowed_token_ids or ()),
-            ("stop_token_ids", self.stop_token_ids or ()),
-            ("bad_words", [token for sequence in self.bad_words_ids or () for token in sequence]),
-        ):
-            for token in ids:
-                if not 0 <= token < vocab_size:
-                    raise ParameterError(
-                        name, token, f"token ids of the vocabulary (0 to {vocab_size - 1})",
-                        f"{name} must hold token ids of the vocabulary (0 to {vocab_size - 1}), got {token}",
-                    )  # fmt: skip
+        self.check_ids(vocab_size)
         longest = max_model_len if self.max_tokens is None else self.max_tokens
         if max_model_len is not None and longest is not None:
             longest = min(longest, max_model_len)
