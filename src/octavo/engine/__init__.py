@@ -1,0 +1,1 @@
+"""The engine: requests, scheduler, KV block pool, prefix index and step loop. Token ids only: no text, no HTTP."""

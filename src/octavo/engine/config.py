@@ -1,0 +1,48 @@
+"""The settings of the engine, checked when made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from octavo.errors import ConfigError
+
+__all__ = ["CapacityPolicy", "EngineConfig", "SchedulingPolicy"]
+
+SchedulingPolicy = Literal["fcfs", "priority", "shortest"]
+CapacityPolicy = Literal["max_utilization", "no_evict"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineConfig:
+    """How the engine shares the KV cache and the steps between sequences.
+
+    ``policy`` orders admission: ``fcfs`` by arrival; ``priority`` by priority (lower first), then arrival; ``shortest``
+    by the prompt tokens that no cached prefix covers, then arrival. ``capacity``: ``max_utilization`` admits what fits
+    now and preempts the youngest when memory runs out; ``no_evict`` admits only what fits to its last token.
+    ``starvation_bound`` is how many admissions may overtake a sequence that is long (``shortest``) or does not fit yet.
+    """
+
+    num_blocks: int
+    max_model_len: int
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 64
+    enable_prefix_caching: bool = True
+    policy: SchedulingPolicy = "fcfs"
+    capacity: CapacityPolicy = "max_utilization"
+    starvation_bound: int = 64
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("num_blocks", "block_size", "max_num_batched_tokens", "max_num_seqs", "starvation_bound"):
+            value = getattr(self, name)
+            if value < 1:
+                raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len must be at least 2 (a prompt token and an answer token), got {self.max_model_len}"
+            )
+        for name, choices in (("policy", get_args(SchedulingPolicy)), ("capacity", get_args(CapacityPolicy))):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -1,0 +1,60 @@
+"""What goes into the engine and what comes out: requests of token ids, and the tokens of each sequence per step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from octavo.backends.interface import SampledToken
+    from octavo.sampling.params import SamplingParams
+
+__all__ = ["EngineRequest", "FinishReason", "SequenceOutput"]
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(slots=True, eq=False)
+class EngineRequest:
+    """A prompt to continue, in token ids.
+
+    ``adapter`` names the exact *version* of the adapter that runs (never a name that can be loaded again with other
+    weights) and ``cache_salt`` separates users: cached prefixes are shared only where both are equal. ``seed`` is used
+    when ``params.seed`` is None; without either the engine draws one.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int] | NDArray[np.int32]
+    params: SamplingParams
+    eos_ids: tuple[int, ...] = ()
+    arrival: float = field(default_factory=time.monotonic)
+    priority: int = 0
+    cache_salt: str | None = None
+    adapter: str | None = None
+    seed: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SequenceOutput:
+    """What one step did to one sequence of a request.
+
+    ``new_tokens`` includes the stop token that ended the sequence. ``prompt_logprobs`` comes once, with the first token
+    of sequence 0: one entry per prompt token, None for the first. ``num_cached_tokens`` counts the prompt tokens that
+    the request found in the prefix cache when it was first admitted.
+    """
+
+    request_id: str
+    index: int
+    new_tokens: list[SampledToken]
+    finished: bool = False
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[SampledToken | None] | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
