@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
-
 from octavo.errors import ConfigError
 
-__all__ = ["CapacityPolicy", "EngineConfig", "SchedulingPolicy"]
+__all__ = ["CAPACITY_POLICIES", "SCHEDULING_POLICIES", "EngineConfig"]
 
-SchedulingPolicy = Literal["fcfs", "priority", "shortest"]
-CapacityPolicy = Literal["max_utilization", "no_evict"]
+SCHEDULING_POLICIES = ("fcfs", "priority", "shortest")
+CAPACITY_POLICIES = ("max_utilization", "no_evict")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +27,8 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 64
     enable_prefix_caching: bool = True
-    policy: SchedulingPolicy = "fcfs"
-    capacity: CapacityPolicy = "max_utilization"
+    policy: str = "fcfs"
+    capacity: str = "max_utilization"
     starvation_bound: int = 64
     debug: bool = False
 
@@ -43,6 +41,6 @@ class EngineConfig:
             raise ConfigError(
                 f"max_model_len must be at least 2 (a prompt token and an answer token), got {self.max_model_len}"
             )
-        for name, choices in (("policy", get_args(SchedulingPolicy)), ("capacity", get_args(CapacityPolicy))):
+        for name, choices in (("policy", SCHEDULING_POLICIES), ("capacity", CAPACITY_POLICIES)):
             if getattr(self, name) not in choices:
                 raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")

@@ -234,8 +234,8 @@ class Engine:
         counters.steps += 1
         counters.computed_tokens += tokens
         self._step_tokens = tokens
-        outputs = self._take(scheduled, result)
         scheduler.end_step()
+        outputs = self._take(scheduled, result)
         counters.generated_tokens += len(outputs)
         counters.prefill_tokens += tokens - len(outputs)
         if self.config.debug and not self._groups:

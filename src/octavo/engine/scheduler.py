@@ -38,7 +38,8 @@ class _Plan(NamedTuple):
 
 
 class Scheduler:
-    """Owns the queue, the running sequences and their blocks. `schedule`, then `computed` for every one scheduled."""
+    """Owns the queue, the running sequences and their blocks. Per step: `schedule`, `end_step`,
+    then `computed` for every sequence that was scheduled."""
 
     def __init__(self, config: EngineConfig, pool: BlockPool, counters: Counters) -> None:
         self.config = config
@@ -125,7 +126,7 @@ class Scheduler:
             self._index(seq)
 
     def end_step(self) -> None:
-        """Give up the blocks that were only held to be copied from."""
+        """Give up the blocks that were only held to be copied from, before anything before them is given up."""
         held = self._held_sources
         if held:
             for block in held:
@@ -134,10 +135,10 @@ class Scheduler:
 
     def abandon_step(self) -> None:
         """Undo a step the back end failed to compute: what it should have written or copied cannot be relied on."""
-        for seq in list(self.scheduled):
+        self.end_step()
+        for seq in self.scheduled:
             if seq.status == RUNNING:
                 self._preempt(seq)
-        self.end_step()
 
     # -- sequences coming and going
 
