@@ -344,10 +344,11 @@ class _Progress:
         self._prompt_tokens = 0
         self._output_tokens = 0
         if use_tqdm and total:
-            if callable(use_tqdm):
-                make = use_tqdm
-            else:
-                from tqdm.auto import tqdm as make
+            make: Any = use_tqdm
+            if use_tqdm is True:
+                from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+                make = tqdm
             self._bar = make(total=total, desc="Processed prompts", dynamic_ncols=True)
 
     def __enter__(self) -> _Progress:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from octavo.backends.interface import SampledToken
-    from octavo.engine.core import SequenceOutput
+    from octavo.engine.request import FinishReason, SequenceOutput
     from octavo.frontend.tokenizer import Tokenizer
     from octavo.sampling.params import SamplingParams
 
@@ -41,7 +41,7 @@ class TokenTexts:
         if text is None:
             if len(self._texts) >= _TOKEN_TEXTS:
                 self._texts.clear()
-            text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False)
+            text = self._texts[token] = self._tokenizer.decode([token], skip_special_tokens=False, continues=True)
         return text
 
     def logprobs(self, sample: SampledToken) -> dict[int, Logprob]:
@@ -286,7 +286,7 @@ class Processed:
     changed: list[RequestState] = field(default_factory=list)
     finished: list[RequestState] = field(default_factory=list)
     # (request id, sequence, reason) of sequences that ended here while the engine still runs them.
-    stops: list[tuple[str, int, str]] = field(default_factory=list)
+    stops: list[tuple[str, int, FinishReason]] = field(default_factory=list)
     num_tokens: int = 0
 
 
