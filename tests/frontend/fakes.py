@@ -34,7 +34,7 @@ Script = Callable[[Sequence[int], int], int]
 
 def byte_tokenizer() -> Tokenizer:
     """Each byte of UTF-8 is a token; 256 ends, 257 begins."""
-    vocabulary = {character: code for character, code in byte_level_alphabet().items()}
+    vocabulary = byte_level_alphabet()
     backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()

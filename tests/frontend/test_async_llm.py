@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.frontend.fakes import Script, ScriptBackend, echo, load_fake, says
 
 from octavo.errors import CapacityError, EngineDeadError, GenerationError, ParameterError
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
+from tests.frontend.fakes import Script, ScriptBackend, echo, load_fake, says
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from tests.frontend.fakes import BOS, VOCAB, Script, ScriptBackend, echo, load_fake, says
 
 from octavo.errors import CapacityError, ConfigError, EngineDeadError, ParameterError
 from octavo.frontend.llm import LLM
 from octavo.frontend.loading import LoadedModel
 from octavo.sampling.params import SamplingParams
+from tests.frontend.fakes import BOS, VOCAB, Script, ScriptBackend, echo, load_fake, says
 
 
 def make(script: Script | ScriptBackend, **options: Any) -> LLM:

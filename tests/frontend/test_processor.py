@@ -1,4 +1,4 @@
-"""Requests made from prompts and parameters, and outputs made from tokens: truncation, limits, stop strings, choices."""
+"""Requests made of prompts and parameters, outputs made of tokens: truncation, limits, stop strings, choices."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.frontend.fakes import BOS, EOS, VOCAB, ScriptBackend, byte_tokenizer, load_fake, says
 
 from octavo.backends.interface import SampledToken
 from octavo.engine.request import SequenceOutput
@@ -17,6 +16,7 @@ from octavo.frontend.llm import LLM
 from octavo.frontend.output_processor import OutputProcessor, RequestState
 from octavo.frontend.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
+from tests.frontend.fakes import BOS, EOS, VOCAB, ScriptBackend, byte_tokenizer, load_fake, says
 
 
 def inputs(**settings: Any) -> InputProcessor:
