@@ -1,8 +1,9 @@
-"""A back end without a model: it simulates the paged KV cache exactly and refuses any step that would read wrong data."""
+"""A back end without a model: simulates the paged KV cache exactly and refuses a step that would read wrong data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -286,7 +287,7 @@ def expected_scores(item: EngineRequest) -> list[tuple[int, float] | None]:
     state = ROOT
     scores: list[tuple[int, float] | None] = [None]
     prompt = [int(token) for token in item.prompt_ids]
-    for token, following in zip(prompt, prompt[1:], strict=False):
+    for token, following in pairwise(prompt):
         state = advance(state, token)
         found = _scored(state, following)
         scores.append((found.token, found.logprob))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+
 from octavo.errors import ConfigError
 
 __all__ = ["CAPACITY_POLICIES", "SCHEDULING_POLICIES", "EngineConfig"]
