@@ -1,0 +1,187 @@
+"""Rounding rows of float32 weights to groups of small integers: w8 (symmetric) and w4 (affine), scales kept as f16.
+
+Both are made as they are stored: the codes are found for the rounded scale and minimum, not for the ideal ones.
+Inside, a piece is held as [group, groups]: what belongs to a group is one column, so that every operation runs along
+memory, with the scales of neighbouring groups beside each other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.errors import ModelError
+from octavo.weights.tensors import AffineRows, Float32Array
+
+__all__ = ["W8_ZERO", "Bits", "quantize_rows"]
+
+Bits: TypeAlias = Literal[4, 8]
+W8_ZERO = 128
+W8_LARGEST = 127
+W4_STEPS = 15
+F16_LARGEST = 65504.0
+
+# Rows are rounded in pieces of about this many weights, so that every intermediate stays in the cache.
+PIECE_WEIGHTS = 1 << 15
+# A group is taken to lie on a grid when this many of its weights are no further from it than this part of a step;
+# a first few of them rule out most groups that do not.
+SAMPLED_WEIGHTS = 8
+FIRST_SAMPLES = 3
+ON_GRID = np.float32(0.1)
+
+
+def quantize_rows(weights: Float32Array, bits: Bits, group: int, name: str = "weights") -> AffineRows:
+    """``weights`` [rows, k] in groups of ``group``: 8 bits are symmetric around code 128, 4 bits have a minimum.
+
+    ``name`` is what an error calls the tensor.
+    """
+    rows, k = weights.shape
+    if group < 1 or k % group:
+        raise ModelError(f"tensor {name}: rows of {k} weights do not divide into groups of {group}")
+    grouped = np.ascontiguousarray(weights, dtype=np.float32).reshape(-1, group)
+    count = len(grouped)
+    codes = np.empty((count, group), dtype=np.uint8)
+    scales = np.empty(count, dtype=np.float32)
+    minimums = np.empty(count, dtype=np.float32) if bits == 4 else None
+    step = max(PIECE_WEIGHTS // group, 1)
+    for at in range(0, count, step):
+        piece = slice(at, at + step)
+        columns = np.ascontiguousarray(grouped[piece].T)
+        if minimums is None:
+            found, scales[piece] = round_symmetric(columns, name)
+        else:
+            found, scales[piece], minimums[piece] = round_affine(columns, name)
+        codes[piece] = found.astype(np.uint8).T
+    shape = (rows, k // group)
+    return AffineRows(
+        codes.reshape(rows, k), scales.reshape(shape), None if minimums is None else minimums.reshape(shape)
+    )
+
+
+def as_f16(values: Float32Array) -> Float32Array:
+    """The values as they come back from being stored as f16."""
+    return values.astype(np.float16).astype(np.float32)
+
+
+def extremes(weights: Float32Array, limit: float, name: str) -> tuple[Float32Array, Float32Array]:
+    """The lowest and highest weight of each group; refused unless finite and such that f16 can hold what is stored."""
+    lowest, highest = weights.min(axis=0), weights.max(axis=0)
+    low, high = float(lowest.min()), float(highest.max())
+    if not (-limit <= low and high <= limit):  # a NaN makes both comparisons false
+        raise ModelError(
+            f"tensor {name}: has weights from {low} to {high}; to be quantised they must be within {limit:g}"
+        )
+    return lowest, highest
+
+
+def inverse(scales: Float32Array) -> Float32Array:
+    """1 / scale, and 0 for a scale of 0 (a group without spread)."""
+    return np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales > 0)
+
+
+def round_symmetric(weights: Float32Array, name: str) -> tuple[Float32Array, Float32Array]:
+    """Codes 1..255 around 128 and the scale of each group: its largest weight gets the code furthest out."""
+    lowest, highest = extremes(weights, F16_LARGEST, name)
+    scales = as_f16(np.divide(np.maximum(highest, -lowest), W8_LARGEST, dtype=np.float32))
+    codes = weights * inverse(scales)
+    np.rint(codes, out=codes)
+    # The f16 scale may be a little below the ideal one, which puts the largest weight past the last code.
+    np.clip(codes, -W8_LARGEST, W8_LARGEST, out=codes)
+    codes += np.float32(W8_ZERO)
+    return codes, scales
+
+
+def affine_codes(weights: Float32Array, scales: Float32Array, minimums: Float32Array) -> Float32Array:
+    """The nearest code 0..15 of every weight."""
+    codes = weights - minimums
+    codes *= inverse(scales)
+    np.rint(codes, out=codes)
+    return np.clip(codes, 0, W4_STEPS, out=codes)
+
+
+def squared_errors(
+    weights: Float32Array, codes: Float32Array, scales: Float32Array, minimums: Float32Array
+) -> Float32Array:
+    """The sum over each group of the squared distance between weights and what their codes stand for."""
+    distance = codes * scales
+    distance += minimums
+    distance -= weights
+    distance *= distance
+    errors: Float32Array = distance.sum(axis=0)
+    return errors
+
+
+def round_affine(weights: Float32Array, name: str) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """Codes 0..15, scale and minimum of each group: from the extremes, or fitted, whichever is nearer to the weights.
+
+    The fit starts from the codes of the grid the weights lie on, if they are found to lie on one (as those of a model
+    that was quantised before do), and else from the codes the extremes give.
+    """
+    lowest, highest = extremes(weights, F16_LARGEST / 2, name)
+    spread = highest - lowest
+    minimums = as_f16(lowest)
+    scales = as_f16(spread / np.float32(W4_STEPS))
+    codes = affine_codes(weights, scales, minimums)
+    errors = squared_errors(weights, codes, scales, minimums)
+
+    start = codes
+    coarse, steps = coarser_grids(weights, lowest, spread)
+    if len(coarse):
+        start = codes.copy()
+        start[:, coarse] = affine_codes(weights[:, coarse], spread[coarse] / steps, lowest[coarse])
+    fitted_scales, fitted_minimums = fitted(weights, start, scales, minimums)
+    fitted_codes = affine_codes(weights, fitted_scales, fitted_minimums)
+    worse = np.flatnonzero(squared_errors(weights, fitted_codes, fitted_scales, fitted_minimums) >= errors)
+    fitted_codes[:, worse] = codes[:, worse]
+    fitted_scales[worse], fitted_minimums[worse] = scales[worse], minimums[worse]
+    return fitted_codes, fitted_scales, fitted_minimums
+
+
+def coarser_grids(
+    weights: Float32Array, lowest: Float32Array, spread: Float32Array
+) -> tuple[npt.NDArray[np.intp], Float32Array]:
+    """The groups whose weights lie on a grid of fewer than 15 steps between their extremes, and how many steps it has.
+
+    A sample of each group is enough: that 8 weights of no grid are all that near to one is as good as impossible, and
+    would only make the fit start from worse codes than it could.
+    """
+    stride = max(len(weights) // SAMPLED_WEIGHTS, 1)
+    sample = (weights[::stride] - lowest) * inverse(spread)
+    steps = np.zeros(len(lowest), dtype=np.float32)
+    # A grid of 7 steps or fewer is also one of some multiple of them, 8 to 15.
+    for count in range(W4_STEPS // 2 + 1, W4_STEPS):
+        likely = np.flatnonzero(on_grid(sample[:FIRST_SAMPLES], count))
+        if len(likely):
+            steps[likely[on_grid(sample[:, likely], count)]] = count
+    coarse = np.flatnonzero(steps)
+    return coarse, steps[coarse]
+
+
+def on_grid(positions: Float32Array, steps: int) -> npt.NDArray[np.bool_]:
+    """Whether all positions (0 to 1) of a group are near multiples of 1 / steps."""
+    scaled = positions * np.float32(steps)
+    scaled -= np.rint(scaled)
+    near: npt.NDArray[np.bool_] = np.abs(scaled, out=scaled).max(axis=0) < ON_GRID
+    return near
+
+
+def fitted(
+    weights: Float32Array, codes: Float32Array, scales: Float32Array, minimums: Float32Array
+) -> tuple[Float32Array, Float32Array]:
+    """The scale and minimum that bring ``codes`` nearest to the weights (least squares), rounded to f16.
+
+    Groups for which there is no such scale (all codes the same) keep the one they have.
+    """
+    # Around the means, for precision: minima may be far larger than the steps between codes.
+    mean_code, mean_weight = codes.mean(axis=0), weights.mean(axis=0)
+    around = codes - mean_code
+    covariance = (around * (weights - mean_weight)).sum(axis=0)
+    around *= around
+    variance = around.sum(axis=0)
+    usable = (variance > 0.01) & (covariance > 0)  # a single code that differs gives nearly 1
+    scale = as_f16(np.divide(covariance, variance, out=scales.copy(), where=usable))
+    # The minimum is fitted to the scale as rounded.
+    minimum = as_f16(mean_weight - scale * mean_code)
+    return np.where(usable, scale, scales), np.where(usable, minimum, minimums)
