@@ -105,8 +105,7 @@ class MemoryPlan:
 
     def rows(self) -> list[tuple[str, int, str]]:
         """The table: name, bytes, remark."""
-        sequences = self.full_sequences
-        shown = f"{sequences:.0f}" if sequences >= 10 or sequences == int(sequences) else f"{sequences:.1f}"
+        shown = f"{self.full_sequences:.1f}".removesuffix(".0")
         pool = (
             f"{self.num_blocks:,} blocks, {self.kv_tokens:,} tokens, {shown} sequence{'' if shown == '1' else 's'}"
             f" of {self.max_model_len:,}; {self.kv_dtype + '; ' if self.kv_dtype else ''}taken as it is used"
