@@ -6,6 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+from octavo.models.reference import reference_logits
+from octavo.models.registry import build_graph
+from octavo.models.rewrites import optimize
 from tests.models.tiny import (
     TINY_MODELS,
     TinyModel,
@@ -15,10 +19,6 @@ from tests.models.tiny import (
     read_weights,
     transformers_logits,
 )
-
-from octavo.models.reference import reference_logits
-from octavo.models.registry import build_graph
-from octavo.models.rewrites import optimize
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.models.test_registry import LLAMA
 
 from octavo.errors import ModelError
 from octavo.models.graph import Add, Attention, Graph, GraphBuilder, Linear, Value
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
 from octavo.models.rope import Rope
+from tests.models.test_registry import LLAMA
 
 
 def small_graph(**attention: Any) -> Graph:
@@ -84,6 +84,36 @@ def test_gathered_rows_do_not_mix_with_all_rows() -> None:
     output = builder.linear(builder.add(gathered, 7), "head", 20)
     with pytest.raises(ModelError, match="Add mixes all rows with sampled rows"):
         builder.build(output, num_layers=1, max_position=16)
+
+
+def test_rows_are_gathered_once() -> None:
+    graph = small_graph()
+    builder = GraphBuilder("twice", 20, 8, list(graph.nodes[:-1]))
+    output = builder.linear(builder.gather_sampled(builder.gather_sampled(7)), "head", 20)
+    with pytest.raises(ModelError, match="GatherSampled of rows already gathered"):
+        builder.build(output, num_layers=1, max_position=16)
+
+
+def test_head_under_a_softcap_may_be_tied() -> None:
+    graph = small_graph()
+    builder = GraphBuilder("tied", 20, 8, list(graph.nodes[:-1]))
+    output = builder.softcap(builder.scale(builder.linear(7, "embed", 20), 0.5), 30.0)
+    tied = builder.build(output, num_layers=1, max_position=16)
+    assert tied.tied_weights() == {"embed"}
+
+
+def test_layers_must_have_kv_of_one_shape() -> None:
+    builder = GraphBuilder("uneven", 20, 8)
+    x = builder.embedding("embed")
+    for index, heads in enumerate((2, 1)):
+        with builder.layer(index):
+            q, k, v = (
+                builder.linear(x, f"{name}{index}", width * 4)
+                for name, width in zip("qkv", (2, heads, heads), strict=True)
+            )
+            x = builder.attention(q, k, v, q_heads=2, kv_heads=heads, head_dim=4, rope=None)
+    with pytest.raises(ModelError, match="layers differ in kv heads or head size"):
+        builder.build(builder.linear(x, "head", 20), num_layers=2, max_position=16)
 
 
 def test_residual_must_have_the_width_of_the_output() -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.models.tiny import random_tokens, read_config, read_weights
 from torch.nn import functional
 
 from octavo.models.graph import GraphBuilder
 from octavo.models.reference import reference_logits, round_to_bf16
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
+from tests.models.tiny import random_tokens, read_config, read_weights
 
 
 def test_rounding_equals_torch_bf16() -> None:

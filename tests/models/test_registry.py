@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.models.tiny import TINY_MODELS
 
 from octavo.errors import ModelError
 from octavo.models import families
 from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights, supported_families
 from octavo.weights.checkpoint import open_checkpoint
+from tests.models.tiny import TINY_MODELS
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -93,6 +93,7 @@ def test_checkpoint_saved_by_transformers_fits_its_graph(name: str, tiny_models:
         ({"num_local_experts": 8}, "num_local_experts = 8"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = 'awq'"),
+        ({"embedding_multiplier": True}, "embedding_multiplier = True .* must be 1.0"),
         ({"rope_interleaved": True}, "rope_interleaved = True"),
         (
             {"rope_scaling": {"rope_type": "yarn", "factor": 1e9}},

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.models.test_registry import LLAMA
 
 from octavo.models.graph import Add, Attention, GatherSampled, GeluMul, Graph, GraphBuilder, Linear, SiluMul, Value
 from octavo.models.reference import reference_logits
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import fold_residuals, gather_sampled_rows, merge_gate_up, merge_qkv, optimize
+from tests.models.test_registry import LLAMA
 
 
 def block(
@@ -135,6 +135,16 @@ def test_addition_of_two_linears_joins_the_later() -> None:
     after = fold_residuals(graph)
     linear = next(node for node in after.nodes if isinstance(node, Linear) and node.residual is not None)
     assert linear.weights == ("second",)
+    assert_same_logits(graph, after)
+
+
+def test_linear_takes_one_residual_only() -> None:
+    def summed(builder: GraphBuilder, x: Value) -> Value:
+        return builder.add(builder.add(builder.linear(x, "only", 8), x), builder.scale(x, 0.5))
+
+    graph = block(summed)
+    after = fold_residuals(fold_residuals(graph))
+    assert sum(isinstance(node, Add) for node in after.nodes) == 2
     assert_same_logits(graph, after)
 
 

@@ -61,7 +61,7 @@ def fold_residuals(graph: Graph) -> Graph:
             # The operand assigned last is the one the addition can join: its partner exists by then.
             last, first = sorted((node.a, node.b), key=lambda value: plan.position[value], reverse=True)
             linear = plan.sole_linear(last)
-            if linear is not None and linear.activation is None and linear.residual is None and first != last:
+            if linear is not None and linear.activation is None and linear.residual is None:
                 plan.replace(linear, replace(linear, output=node.output, residual=first))
                 plan.remove(node)
     return plan.result()
