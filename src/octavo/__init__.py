@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # what type checkers take for true; importing typing would cost more than all the rest here
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from octavo.errors import (
         CapacityError,
         ConfigError,

@@ -316,6 +316,18 @@ async def test_requests_of_an_event_loop_that_ended_are_dropped() -> None:
         assert_clean(llm)
 
 
+async def test_counters_are_read_and_the_prefix_cache_is_reset_between_steps() -> None:
+    with running(says("x" * 40)) as llm:
+        await collect(llm, [1] * 40)
+        stats = await llm.stats()
+        assert stats.counters.finished["length"] == 1
+        assert stats.cached_blocks > 0
+        assert await llm.reset_prefix_cache()
+        assert (await llm.stats()).cached_blocks == 0
+    with pytest.raises(EngineDeadError):
+        await llm.stats()
+
+
 async def test_threads_and_loops_share_one_engine() -> None:
     with running(echo) as llm:
         found: list[int] = []

@@ -167,6 +167,22 @@ def test_ctrl_c_waits_for_the_step_and_leaves_the_engine_clean() -> None:
     assert texts(llm.generate("p", SamplingParams(max_tokens=2), use_tqdm=False)) == ["xx"]
 
 
+def test_a_second_ctrl_c_does_not_wait_for_the_step() -> None:
+    backend = ScriptBackend(says("x" * 200))
+
+    def interrupt(step: int) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("not reached")
+
+    backend.before_step = interrupt
+    llm = make(backend)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("p", use_tqdm=False)
+    with pytest.raises(EngineDeadError):
+        llm.generate("p", use_tqdm=False)
+
+
 def test_generate_works_in_a_thread_that_is_not_the_main_one() -> None:
     llm = make(says("ok"))
     found: list[str] = []
@@ -274,7 +290,7 @@ def test_a_stream_gives_every_step_and_closing_it_aborts_the_request() -> None:
     assert texts(list(llm.stream("p", SamplingParams(max_tokens=3), output_kind="delta"))) == ["a", "b", "c"]
     stream = llm.stream("p", SamplingParams(max_tokens=100))
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert_clean(llm)
 
 
@@ -298,6 +314,8 @@ def test_prompt_logits_are_those_of_the_back_end_for_checked_ids() -> None:
 def test_a_closed_llm_says_so_and_frees_the_back_end() -> None:
     with make(says("x")) as llm:
         backend = backend_of(llm)
+        assert llm.stats().counters.steps == 0
+        assert llm.reset_prefix_cache()
     assert backend.closed
     with pytest.raises(EngineDeadError, match="closed"):
         llm.generate("p", use_tqdm=False)

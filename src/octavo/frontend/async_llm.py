@@ -13,7 +13,8 @@ import logging
 import threading
 import uuid
 import weakref
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -27,7 +28,9 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
+    from octavo.engine.core import Engine
     from octavo.engine.request import EngineRequest
+    from octavo.engine.stats import EngineStats
     from octavo.frontend.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM"]
@@ -79,6 +82,7 @@ class _EngineThread:
         self._condition = threading.Condition()
         self._added: list[_Stream] = []
         self._aborted: list[_Stream] = []
+        self._calls: list[tuple[Callable[[Engine], Any], Future[Any]]] = []
         self._closing = False
         self._streams: dict[str, _Stream] = {}
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
@@ -104,6 +108,15 @@ class _EngineThread:
             self._aborted.append(running)
             self._condition.notify()
             return True
+
+    def call(self, function: Callable[[Engine], Any]) -> Future[Any]:
+        """Have the engine's thread call a function between two steps."""
+        future: Future[Any] = Future()
+        with self._condition:
+            self.check()
+            self._calls.append((function, future))
+            self._condition.notify()
+        return future
 
     def running(self) -> int:
         return len(self._streams)
@@ -134,6 +147,9 @@ class _EngineThread:
             self._closing = True
             streams = list(self._streams.values())
             self._streams.clear()
+            calls, self._calls = self._calls, []
+        for _, future in calls:
+            future.set_exception(_dead(self.failure))
         for stream in streams:
             # One exception each: raising the same one in several tasks would mix up their tracebacks.
             stream.failure = _dead(self.failure)
@@ -144,14 +160,20 @@ class _EngineThread:
         """Wait for work, then do one step of it; false when the engine is to be closed."""
         engine = self.loaded.engine
         with self._condition:
-            while not (self._added or self._aborted or self._closing or engine.has_work()):
+            while not (self._added or self._aborted or self._calls or self._closing or engine.has_work()):
                 self._condition.wait()
             if self._closing:
                 return False
             added, self._added = self._added, []
             aborted, self._aborted = self._aborted, []
+            calls, self._calls = self._calls, []
         changed = [stream for stream in added if not self._admit(stream)]
         changed.extend([stream for stream in aborted if self._abort(stream)])
+        for function, future in calls:
+            try:
+                future.set_result(function(engine))
+            except Exception as error:
+                future.set_exception(error)
         if engine.has_work():
             processed = self.outputs.process(engine.step())
             for request_id, index, reason in processed.stops:
@@ -223,7 +245,7 @@ class AsyncLLM:
         # Also runs at exit, before the interpreter would kill the thread in the middle of a step.
         self._finalizer = weakref.finalize(self, self._engine.close)
 
-    async def generate(
+    def generate(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
@@ -231,7 +253,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         output_kind: OutputKind = "cumulative",
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt, yielding outputs as they come; the last one has ``finished`` set.
 
         With ``output_kind`` "cumulative" each output holds everything so far, with "delta" what is new since the one
@@ -239,11 +261,9 @@ class AsyncLLM:
         only be made at the end, so then there is one output too. Leaving the iteration (break, cancellation) aborts
         the request within one engine step.
         """
-        parsed = parse_prompt(prompt)
-        async for output in self._stream(parsed, sampling_params, request_id, priority, output_kind, True):
-            yield output
+        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority, output_kind, True)
 
-    async def chat(
+    def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
@@ -256,7 +276,7 @@ class AsyncLLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one conversation; otherwise as ``generate``."""
         (text,) = render_conversations(
             self.get_tokenizer(),
@@ -268,8 +288,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         prompt = PromptText(text, None)
-        async for output in self._stream(prompt, sampling_params, request_id, priority, output_kind, False):
-            yield output
+        return self._stream(prompt, sampling_params, request_id, priority, output_kind, False)
 
     async def _stream(
         self,
@@ -279,7 +298,7 @@ class AsyncLLM:
         priority: int | None,
         output_kind: OutputKind,
         add_special_tokens: bool,
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta", "final"):
             raise ParameterError("output_kind", output_kind, "one of cumulative, delta, final")
         if request_id is None:
@@ -328,9 +347,15 @@ class AsyncLLM:
         """What ``generate`` uses when it is given no sampling parameters."""
         return self._inputs.default_params
 
-    def stats(self) -> Any:
-        """Counters of the engine."""
-        return self._loaded.engine.stats()
+    async def stats(self) -> EngineStats:
+        """Counters of the engine, taken between two steps."""
+        stats: EngineStats = await asyncio.wrap_future(self._engine.call(lambda engine: engine.stats()))
+        return stats
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; false when running requests hold some of them."""
+        done: bool = await asyncio.wrap_future(self._engine.call(lambda engine: engine.reset_prefix_cache()))
+        return done
 
     @property
     def memory_report(self) -> str:

@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from octavo.engine.request import EngineRequest
+    from octavo.engine.stats import EngineStats
     from octavo.frontend.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -117,7 +118,7 @@ class LLM:
         *,
         output_kind: OutputKind = "cumulative",
         priority: int | None = None,
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Generate for one prompt, yielding an output after each step that changed it; the last one is ``finished``.
 
         Closing the iterator, or leaving its loop, aborts the request. ``output_kind`` is as in ``AsyncLLM.generate``.
@@ -166,9 +167,15 @@ class LLM:
         """What ``generate`` uses when it is given no sampling parameters."""
         return self._inputs.default_params
 
-    def stats(self) -> Any:
+    def stats(self) -> EngineStats:
         """Counters of the engine."""
-        return self._require().engine.stats()
+        with self._lock:
+            return self._require().engine.stats()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; false when open streams hold some of them."""
+        with self._lock:
+            return self._require().engine.reset_prefix_cache()
 
     def profile(self) -> list[dict[str, Any]]:
         """Calls and time of each native operation so far; needs ``LLM(..., profile=True)``."""
@@ -272,10 +279,12 @@ class LLM:
             processed = self._outputs.process(engine.step())
             for request_id, index, reason in processed.stops:
                 engine.finish(request_id, index, reason)
-        except Exception as error:
+        except BaseException as error:
             # What the engine knows of its blocks can no longer be trusted.
             self._failure = error
-            raise EngineDeadError(f"the engine stopped on an error: {error!r}") from error
+            if isinstance(error, Exception):
+                raise EngineDeadError(f"the engine stopped on an error: {error!r}") from error
+            raise
         return processed
 
     def _drop(self, states: list[RequestState]) -> None:
@@ -306,6 +315,7 @@ def _one_each(name: str, values: Any, kind: type, count: int) -> list[Any]:
 class _DeferredInterrupt:
     """Keeps Ctrl-C until the current step is done: an exception in the middle of one would leave the engine torn.
 
+    A second Ctrl-C does not wait, at the price of the engine.
     Only where Ctrl-C would raise KeyboardInterrupt here, that is in the main thread with Python's own handler.
     """
 
@@ -322,6 +332,8 @@ class _DeferredInterrupt:
         return self
 
     def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
         self.requested = True
 
     def __exit__(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -266,15 +267,18 @@ class RequestState:
                     None if sample is None else texts.logprobs(sample) for sample in self.prompt_samples
                 ]
                 self.prompt_samples = None
+            prompt_logprobs = self.prompt_logprobs
+            if delta:
+                self.prompt_logprobs = None
             return RequestOutput(
                 self.request_id,
                 self.prompt,
                 self.prompt_ids,
-                self.prompt_logprobs,
+                prompt_logprobs,
                 outputs,
                 self.finished,
                 self.num_cached_tokens,
-                self.metrics,
+                copy(self.metrics),
                 self.error,
             )
 
