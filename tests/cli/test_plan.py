@@ -29,11 +29,12 @@ def test_what_cannot_fit_is_said_with_numbers_and_remedies(
 
     small = Hardware("CPU", "x86_64", 2, 2, None, (MemoryCeiling("cgroup v2", 600_000_000, 0),), "never")
     monkeypatch.setattr("octavo.planning.probe", lambda: small)
-    assert main(["plan", str(smollm2_path), "--max-model-len", "8192", "--max-num-batched-tokens", "256"]) == 1
+    assert main(["plan", str(smollm2_path), "--max-model-len", "8192", "--kv-cache-dtype", "f32"]) == 1
     captured = capsys.readouterr()
     assert "missing" in captured.out
     assert "bytes" in captured.err
     assert "max_model_len=" in captured.err
+    assert "kv_cache_dtype=bf16" in captured.err
 
 
 def test_an_unknown_model_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
