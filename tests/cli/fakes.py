@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
+from octavo.frontend.options import EngineOptions
 from octavo.frontend.outputs import CompletionOutput, RequestOutput
 
 
@@ -36,6 +37,7 @@ class FakeLLM:
         self._tokenizer = FakeTokenizer(chat_template)
         self._during = during
         self.max_model_len = max_model_len
+        self.options = EngineOptions()
         self.prompts: list[str] = []
         self.params: list[Any] = []
         self.settings: dict[str, Any] = {}

@@ -12,11 +12,6 @@ from octavo.cli.main import main
 from tests.cli.fakes import FakeLLM, FakeTokenizer, install
 
 
-@pytest.fixture(autouse=True)
-def _no_native(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.cli.bench.record.isa_name", lambda: "portable")
-
-
 def measured(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: str
 ) -> tuple[dict[str, Any], FakeLLM]:
@@ -94,5 +89,12 @@ def test_the_profile_is_printed_beside_the_figures(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, FakeLLM([]))
+    monkeypatch.setattr("octavo.cli.profile.machine_peaks", lambda threads: {"dram_GBps": 50.0})
     assert main(["bench", "latency", "--rounds", "1", "--profile"]) == 0
     assert "linear" in capsys.readouterr().err
+
+
+def test_the_machine_itself_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "machine", "--json", "--threads", "1"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert all(record[name] > 0 for name in ("dram_GBps", "l3_GBps", "fp32_GFLOPS", "bf16_GFLOPS", "int8_GOPS"))

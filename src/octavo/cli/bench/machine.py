@@ -17,10 +17,9 @@ def register(app: typer.Typer) -> None:
 
 def machine(threads: opt.Threads = None, json: common.AsJson = False) -> None:
     """Memory bandwidth, cache bandwidth and arithmetic peaks, measured by octavo's own kernels."""
-    from octavo import _native
     from octavo.cli.bench.record import emit, make_record
+    from octavo.cli.profile import machine_peaks
     from octavo.planning.hardware import probe
 
     count = threads or probe().default_threads
-    peaks = {name: float(value) for name, value in _native.machine_peaks(count).items()}
-    emit(make_record("machine", peaks, threads=count), as_json=json)
+    emit(make_record("machine", machine_peaks(count), threads=count), as_json=json)

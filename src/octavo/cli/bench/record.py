@@ -19,11 +19,13 @@ __all__ = ["emit", "make_record", "median_of_rounds"]
 
 def _machine_description(threads: int | None) -> dict[str, Any]:
     """What the figures depend on in the machine."""
+    from octavo.backends.cpu.backend import instruction_set
+
     hardware = probe()
     return {
         "cpu": hardware.cpu_model,
         "architecture": hardware.architecture,
-        "isa": isa_name(),
+        "isa": instruction_set(),
         "physical_cores": hardware.physical_cores,
         "logical_cpus": hardware.logical_cpus,
         "cpu_quota": hardware.cpu_quota,
@@ -31,13 +33,6 @@ def _machine_description(threads: int | None) -> dict[str, Any]:
         "memory_bytes": hardware.memory_total,
         "huge_pages": hardware.huge_pages,
     }
-
-
-def isa_name() -> str:
-    """The instruction-set level the native library runs at."""
-    from octavo import _native
-
-    return str(_native.isa())
 
 
 def make_record(benchmark: str, figures: Mapping[str, Any], *, threads: int | None, **about: Any) -> dict[str, Any]:
