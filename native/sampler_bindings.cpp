@@ -84,7 +84,16 @@ void bind_sampler(nb::module_& m) {
                 nb::gil_scoped_release release;
                 for (int64_t row = 0; row < n_rows; ++row) s.sample_row(row, logits.data() + row * s.vocab(), 0);
             },
-            nb::arg("logits"), nb::arg("n_rows"), "Runs rows 0 to n_rows - 1 one after another; changes the logits.");
+            nb::arg("logits"), nb::arg("n_rows"), "Runs rows 0 to n_rows - 1 one after another; changes the logits.")
+        .def(
+            "sample_row",
+            [](PythonSampler& s, int64_t row, Floats logits, int64_t worker) {
+                if ((int64_t)logits.shape(0) != s.vocab() || row < 0 || row >= s.max_rows() || worker < 0 || worker >= s.max_workers())
+                    throw std::invalid_argument("sample_row: row, worker or the number of logits is out of range");
+                nb::gil_scoped_release release;
+                s.sample_row(row, logits.data(), worker);
+            },
+            nb::arg("row"), nb::arg("logits"), nb::arg("worker") = 0, "Runs one row; changes the logits.");
     m.def("sampler_exp", [](Floats x, Floats out) {
         if (x.shape(0) != out.shape(0)) throw std::invalid_argument("sampler_exp: arrays must be of one length");
         sampler_exp(x.data(), out.data(), (int64_t)x.shape(0));
