@@ -71,7 +71,8 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
         # Building the tokenizer and packing the weights take about as long, and both mostly outside of Python.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as helper:
             pending = helper.submit(load_tokenizer, checkpoint if options.tokenizer is None else options.tokenizer)
-            plan = plan_memory(memory_needs(description, options), probe())
+            hardware = probe()
+            plan = plan_memory(memory_needs(description, options), hardware)
             _log.info("%s", plan.render())
             backend = CpuBackend.load(
                 graph,
@@ -82,7 +83,7 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
                 max_num_seqs=options.max_num_seqs,
                 max_model_len=plan.max_model_len,
                 num_blocks=plan.num_blocks,
-                threads=options.threads,
+                threads=options.threads or hardware.default_threads,
             )
             stack.callback(backend.close)
             tokenizer = pending.result()
