@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from octavo._native import Sampler
 
+from octavo import _native
 from octavo.backends.interface import SampledToken
 from octavo.sampling.params import SamplingParams
 from octavo.sampling.rows import RowSampling, SamplerBatch
-
 
 Logits = Sequence[float] | np.ndarray
 
@@ -22,7 +21,7 @@ class Runner:
 
     def __init__(self, vocab: int, max_rows: int = 8, workers: int = 1) -> None:
         self.vocab = vocab
-        self.sampler = Sampler(vocab, max_rows, vocab, workers)
+        self.sampler = _native.Sampler(vocab, max_rows, vocab, workers)
         self.batch = SamplerBatch(self.sampler)
 
     def row(self, params: SamplingParams, seed: int = 0, index: int = 0, **state: Any) -> RowSampling:

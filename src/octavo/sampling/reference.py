@@ -1,4 +1,4 @@
-"""The sampling rules in plain numpy and double precision: what the native sampler is tested against. Clear, not fast."""
+"""The sampling rules in plain numpy and double precision, clear but slow: the native sampler is tested against them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def log_softmax(logits: ArrayLike) -> Doubles:
     """Log-probabilities of logits."""
     x = np.asarray(logits, np.float64)
     shifted = x - x.max()
-    return shifted - np.log(np.exp(shifted).sum())
+    result: Doubles = shifted - np.log(np.exp(shifted).sum())
+    return result
 
 
 def descending(values: ArrayLike) -> NDArray[np.intp]:
@@ -55,7 +56,7 @@ def banned_by_words(words: Iterable[Sequence[int]], output_ids: Sequence[int]) -
     banned = set()
     for word in words:
         head = list(word[:-1])
-        if not head or output[len(output) - len(head) :] == head and len(head) <= len(output):
+        if len(head) <= len(output) and output[len(output) - len(head) :] == head:
             banned.add(word[-1])
     return banned
 
@@ -169,7 +170,8 @@ def distribution(
     p = keep_top_k(p, x, top_k)
     p = keep_top_p(p, top_p)
     p = keep_typical_p(p, typical_p)
-    return p / p.sum()
+    result: Doubles = p / p.sum()
+    return result
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -201,7 +203,7 @@ def draw(p: Doubles, u: float) -> int:
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """What a row should come to: the chosen token, the distribution it was drawn from, and the raw log-probabilities."""
+    """What a row should come to: the token, the distribution it was drawn from, and the raw log-probabilities."""
 
     token: int
     probabilities: Doubles
