@@ -86,6 +86,7 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
                 threads=options.threads or hardware.default_threads,
             )
             stack.callback(backend.close)
+            backend.set_profiling(options.profile)
             tokenizer = pending.result()
         config = EngineConfig(
             num_blocks=plan.num_blocks,
