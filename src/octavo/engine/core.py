@@ -93,7 +93,7 @@ class Engine:
         self._arrivals += 1
         for index in range(params.num_sequences):
             rank = (request.priority, arrival, index) if self.config.policy == "priority" else (arrival, index)
-            seq = Sequence(group, index, rank, limit)
+            seq = Sequence(group, index, rank, limit, self.config.block_size)
             seq.status = HELD
             group.sequences.append(seq)
         # The first row is made here, so that sampling parameters the model cannot honour are refused at once.

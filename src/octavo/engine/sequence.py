@@ -57,6 +57,7 @@ class Sequence:
         "limit",
         "matched",
         "min_total",
+        "most_blocks",
         "num_tokens",
         "priority",
         "prompt_len",
@@ -75,7 +76,7 @@ class Sequence:
         "work",
     )
 
-    def __init__(self, group: Group, index: int, rank: tuple[int, ...], limit: int) -> None:
+    def __init__(self, group: Group, index: int, rank: tuple[int, ...], limit: int, block_size: int) -> None:
         request = group.request
         params = request.params
         self.group = group
@@ -86,6 +87,7 @@ class Sequence:
         self.prompt_len = len(group.prompt)
         self.num_tokens = self.prompt_len
         self.limit = limit  # num_tokens at which the sequence ends
+        self.most_blocks = -(-(limit - 1) // block_size)  # the last token is never read, so it needs no place
         self.min_total = self.prompt_len + params.min_tokens
         eos = () if params.ignore_eos else request.eos_ids
         self.stop_ids = frozenset(eos) | frozenset(params.stop_token_ids or ())
@@ -116,13 +118,13 @@ class Sequence:
         """Tokens generated so far: the position of the next one among the random numbers of the sequence."""
         return self.num_tokens - self.prompt_len
 
-    def materialise(self, block_size: int) -> SequenceWork:
+    def materialise(self) -> SequenceWork:
         """Make the buffers for the longest the sequence can get. Untouched pages of them cost no memory."""
         if self.work is None:
             tokens = np.empty(self.limit, dtype=np.int32)
             tokens[: self.prompt_len] = self.group.prompt
             self.tokens = tokens
-            self.table = np.zeros(-(-self.limit // block_size), dtype=np.int32)
+            self.table = np.zeros(self.most_blocks, dtype=np.int32)
             self.work = SequenceWork(tokens, self.table)
         return self.work
 
