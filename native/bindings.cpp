@@ -1,0 +1,220 @@
+// Python bindings of the native library: weights, plans, machine peaks.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <optional>
+
+#include "peaks.h"
+#include "plan.h"
+#include "sampler.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+
+void bind_sampler(nb::module_& m);
+
+namespace {
+
+template <class T>
+using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Matrix = nb::ndarray<const T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+template <class T>
+void require_shape(const Matrix<T>& m, size_t rows, size_t columns, const char* what) {
+    if (m.shape(0) != rows || m.shape(1) != columns)
+        throw std::invalid_argument(std::string(what) + " has shape (" + std::to_string(m.shape(0)) + ", " + std::to_string(m.shape(1)) +
+                                    "), expected (" + std::to_string(rows) + ", " + std::to_string(columns) + ")");
+}
+
+std::vector<float> floats(const std::optional<Vector<float>>& v) {
+    if (!v) return {};
+    return std::vector<float>(v->data(), v->data() + v->shape(0));
+}
+
+template <class T>
+nb::object array_view(std::vector<T>& data, std::initializer_list<size_t> shape, nb::handle owner) {
+    return nb::cast(nb::ndarray<nb::numpy, T>(data.data(), shape, owner));
+}
+
+void bind_weights(nb::module_& m) {
+    nb::class_<Region>(m, "Region", "Zeroed anonymous memory on huge pages where the system allows.")
+        .def(nb::init<size_t>(), "bytes"_a)
+        .def_prop_ro("size", &Region::size)
+        .def_prop_ro("used", &Region::used);
+    nb::enum_<Form>(m, "Form").value("F32", Form::F32).value("BF16", Form::BF16).value("W8", Form::W8).value("W4", Form::W4);
+    nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix in panels of 16 columns.")
+        .def(nb::init<std::shared_ptr<Region>, Form, int64_t, int64_t, int64_t, int, bool, bool>(), "region"_a, "form"_a, "columns"_a,
+             "k"_a, "group"_a = 0, "zero"_a = 0, "minimum"_a = false, "scale_f16"_a = false)
+        .def_static("bytes_needed", &PackedWeight::bytes_needed, "form"_a, "columns"_a, "k"_a, "group"_a = 0, "minimum"_a = false,
+                    "scale_f16"_a = false)
+        .def("pack_f32",
+             [](PackedWeight& w, Vector<int32_t> target, Matrix<float> values) {
+                 require_shape(values, target.shape(0), (size_t)w.view().k, "values");
+                 nb::gil_scoped_release release;
+                 w.pack_f32(target.data(), (int64_t)target.shape(0), values.data());
+             }, "target"_a, "values"_a)
+        .def("pack_bf16",
+             [](PackedWeight& w, Vector<int32_t> target, Matrix<uint16_t> values) {
+                 require_shape(values, target.shape(0), (size_t)w.view().k, "values");
+                 nb::gil_scoped_release release;
+                 w.pack_bf16(target.data(), (int64_t)target.shape(0), values.data());
+             }, "target"_a, "values"_a)
+        .def("pack_affine",
+             [](PackedWeight& w, Vector<int32_t> target, Matrix<uint8_t> codes, Matrix<float> scales, std::optional<Matrix<float>> minimums) {
+                 const size_t rows = target.shape(0);
+                 if (w.view().group == 0) throw std::invalid_argument("pack_affine fills w8 and w4 weights");
+                 const size_t groups = (size_t)ceil_div(w.view().k, w.view().group);
+                 require_shape(codes, rows, (size_t)w.view().k, "codes");
+                 require_shape(scales, rows, groups, "scales");
+                 if (minimums) require_shape(*minimums, rows, groups, "minimums");
+                 nb::gil_scoped_release release;
+                 w.pack_affine(target.data(), (int64_t)rows, codes.data(), scales.data(), minimums ? minimums->data() : nullptr);
+             }, "target"_a, "codes"_a, "scales"_a, "minimums"_a = nb::none())
+        .def("column",
+             [](const PackedWeight& w, int64_t index) {
+                 auto* values = new float[(size_t)w.view().k];
+                 nb::capsule owner(values, [](void* p) noexcept { delete[] (float*)p; });
+                 w.column(index, values);
+                 return nb::ndarray<nb::numpy, float, nb::ndim<1>>(values, {(size_t)w.view().k}, owner);
+             }, "index"_a)
+        .def_prop_ro("form", [](const PackedWeight& w) { return w.view().form; })
+        .def_prop_ro("columns", &PackedWeight::real_columns)
+        .def_prop_ro("padded_columns", [](const PackedWeight& w) { return w.view().columns; })
+        .def_prop_ro("k", [](const PackedWeight& w) { return w.view().k; })
+        .def_prop_ro("k_padded", [](const PackedWeight& w) { return w.view().k_padded; })
+        .def_prop_ro("group", [](const PackedWeight& w) { return w.view().group; })
+        .def_prop_ro("nbytes", &PackedWeight::bytes);
+}
+
+void bind_plan(nb::module_& m) {
+    nb::enum_<Act>(m, "Act").value("F32", Act::F32).value("BF16", Act::BF16).value("I8", Act::I8);
+    nb::enum_<Epilogue>(m, "Epilogue")
+        .value("Store", Epilogue::Store).value("Add", Epilogue::Add).value("SiluMul", Epilogue::SiluMul)
+        .value("GeluMul", Epilogue::GeluMul).value("GeluTanhMul", Epilogue::GeluTanhMul).value("Gelu", Epilogue::Gelu)
+        .value("GeluTanh", Epilogue::GeluTanh).value("Silu", Epilogue::Silu);
+    nb::enum_<Elementwise>(m, "Elementwise")
+        .value("Add", Elementwise::Add).value("Scale", Elementwise::Scale).value("Softcap", Elementwise::Softcap)
+        .value("SiluMul", Elementwise::SiluMul).value("GeluMul", Elementwise::GeluMul).value("GeluTanhMul", Elementwise::GeluTanhMul)
+        .value("Gelu", Elementwise::Gelu).value("GeluTanh", Elementwise::GeluTanh).value("Silu", Elementwise::Silu);
+    nb::class_<Activation>(m, "Activation", "Where a value lies in the arena; offsets in bytes.")
+        .def("__init__",
+             [](Activation* a, Act form, int64_t width, int64_t data, int group, int64_t scales, int64_t scaled_sums, int64_t sums) {
+                 new (a) Activation{form, width, group, data, scales, scaled_sums, sums};
+             }, "form"_a, "width"_a, "data"_a, "group"_a = 32, "scales"_a = 0, "scaled_sums"_a = 0, "sums"_a = 0)
+        .def_ro("form", &Activation::form).def_ro("width", &Activation::width).def_ro("group", &Activation::group)
+        .def_ro("data", &Activation::data).def_ro("scales", &Activation::scales)
+        .def_ro("scaled_sums", &Activation::scaled_sums).def_ro("sums", &Activation::sums);
+    nb::class_<Plan>(m, "Plan", "A compiled model: operations over one arena, run for a whole step in one call.")
+        .def("__init__",
+             [](Plan* plan, const std::string& level, int threads, int64_t max_tokens, int64_t max_sequences, int64_t table_stride,
+                int64_t head_rows, int64_t vocab, int64_t arena_bytes) {
+                 if (threads < 1 || threads > 1024 || max_tokens < 1 || max_sequences < 1 || table_stride < 1 || head_rows < 1 || vocab < 1)
+                     throw std::invalid_argument("threads (up to 1024), max_tokens, max_sequences, table_stride, head_rows and vocab must be at least 1");
+                 new (plan) Plan(level, threads, StepLimits{max_tokens, max_sequences, table_stride, head_rows, vocab}, arena_bytes);
+             }, "level"_a, "threads"_a, "max_tokens"_a, "max_sequences"_a, "table_stride"_a, "head_rows"_a, "vocab"_a, "arena_bytes"_a)
+        .def("add_embed", &Plan::add_embed, "name"_a, "weight"_a, "out"_a, "scale"_a = 1.0f)
+        .def("add_norm",
+             [](Plan& p, std::string name, const Activation& x, int64_t width, std::optional<Vector<float>> weight,
+                std::optional<Vector<float>> bias, float eps, bool layer, const Activation& out, bool gather) {
+                 p.add_norm(std::move(name), x, width, floats(weight), floats(bias), eps, layer, out, gather);
+             }, "name"_a, "x"_a, "width"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "layer"_a, "out"_a, "gather"_a = false)
+        .def("add_linear",
+             [](Plan& p, std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, std::optional<Vector<float>> bias,
+                Epilogue epilogue, const Activation& out, int64_t out_columns) {
+                 p.add_linear(std::move(name), std::move(weight), in, floats(bias), epilogue, out, out_columns);
+             }, "name"_a, "weight"_a, "x"_a, "bias"_a.none(), "epilogue"_a, "out"_a, "out_columns"_a)
+        .def("add_rope",
+             [](Plan& p, std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
+                std::optional<Vector<float>> cos, std::optional<Vector<float>> sin, std::optional<Vector<float>> q_norm,
+                std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q) {
+                 p.add_rope(std::move(name), qkv, layer, q_heads, kv_heads, head_dim, rope_dim, floats(cos), floats(sin), floats(q_norm),
+                            floats(k_norm), norm_eps, q);
+             }, "name"_a, "qkv"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "rope_dim"_a, "cos"_a.none(), "sin"_a.none(),
+             "q_norm"_a.none(), "k_norm"_a.none(), "norm_eps"_a, "q"_a)
+        .def("add_attention", &Plan::add_attention, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
+             "softcap"_a, "window"_a, "out"_a)
+        .def("add_elementwise",
+             [](Plan& p, std::string name, Elementwise kind, const Activation& a, std::optional<Activation> b, int64_t width, float scalar,
+                const Activation& out) { p.add_elementwise(std::move(name), kind, a, b ? &*b : nullptr, width, scalar, out); },
+             "name"_a, "kind"_a, "a"_a, "b"_a.none(), "width"_a, "scalar"_a, "out"_a)
+        .def("begin_head", &Plan::begin_head)
+        .def("set_logits", &Plan::set_logits, "logits"_a)
+        .def("make_pool", &Plan::make_pool, "blocks"_a, "kv_f32"_a)
+        .def("copy_blocks",
+             [](Plan& p, Matrix<int32_t> pairs) {
+                 if (pairs.shape(1) != 2) throw std::invalid_argument("pairs has two columns: source and destination block");
+                 p.copy_blocks(pairs.data(), (int64_t)pairs.shape(0));
+             }, "pairs"_a)
+        .def("run",
+             [](Plan& p, int64_t sequences, int64_t rows, Sampler* sampler,
+                std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits) {
+                 if (logits && ((int64_t)logits->shape(0) < rows || (int64_t)logits->shape(1) != p.limits().vocab))
+                     throw std::invalid_argument("logits must hold the rows wanted, each as wide as the vocabulary");
+                 float* out = logits ? logits->data() : nullptr;
+                 nb::gil_scoped_release release;
+                 p.run(sequences, rows, sampler, out);
+             }, "sequences"_a, "rows"_a, "sampler"_a.none() = nb::none(), "logits"_a = nb::none())
+        .def_prop_ro("tokens", [](nb::handle_t<Plan> h) { auto& p = nb::cast<Plan&>(h); return array_view(p.tokens, {p.tokens.size()}, h); })
+        .def_prop_ro("starts", [](nb::handle_t<Plan> h) { auto& p = nb::cast<Plan&>(h); return array_view(p.starts, {p.starts.size()}, h); })
+        .def_prop_ro("counts", [](nb::handle_t<Plan> h) { auto& p = nb::cast<Plan&>(h); return array_view(p.counts, {p.counts.size()}, h); })
+        .def_prop_ro("logit_rows", [](nb::handle_t<Plan> h) { auto& p = nb::cast<Plan&>(h); return array_view(p.logit_rows, {p.logit_rows.size()}, h); })
+        .def_prop_ro("block_tables", [](nb::handle_t<Plan> h) {
+            auto& p = nb::cast<Plan&>(h);
+            return array_view(p.block_tables, {(size_t)p.limits().max_sequences, (size_t)p.limits().table_stride}, h);
+        })
+        .def_prop_ro("arena", [](nb::handle_t<Plan> h) {
+            auto& p = nb::cast<Plan&>(h);
+            return nb::ndarray<nb::numpy, uint8_t>(p.arena(), {(size_t)p.arena_bytes()}, h);
+        })
+        .def_prop_ro("block_bytes", &Plan::block_bytes, "Bytes of one block over all layers.")
+        .def_prop_ro("threads", &Plan::threads)
+        .def_prop_ro("level", [](const Plan& p) { return std::string(p.level()); })
+        .def("set_profiling", &Plan::set_profiling, "on"_a)
+        .def("profile", [](const Plan& p) {
+            nb::list rows;
+            for (const auto& e : p.profile()) {
+                nb::dict d;
+                d["op"] = e.name;
+                d["calls"] = e.calls;
+                d["seconds"] = e.seconds;
+                d["bytes"] = e.bytes;
+                d["operations"] = e.operations;
+                rows.append(d);
+            }
+            return rows;
+        });
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_native, m) {
+    m.doc() = "octavo's native library: plans, kernels, weights and the sampler.";
+    octavo::bind_weights(m);
+    octavo::bind_sampler(m);
+    octavo::bind_plan(m);
+    m.def("available_levels", &octavo::available_levels, "Instruction-set levels compiled in and runnable here, worst first.");
+    m.def("measure_machine",
+          [](const std::string& level, int threads, double seconds) {
+              octavo::MachinePeaks p;
+              {
+                  nb::gil_scoped_release release;
+                  p = octavo::measure_machine(level, threads, seconds);
+              }
+              nb::dict d;
+              d["f32_gflops"] = p.f32;
+              d["bf16_gflops"] = p.bf16;
+              d["int8_gops"] = p.int8;
+              d["dram_gbps"] = p.dram;
+              d["l3_gbps"] = p.l3;
+              d["l2_gbps"] = p.l2;
+              return d;
+          }, "level"_a, "threads"_a, "seconds"_a = 0.2);
+}

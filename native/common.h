@@ -1,0 +1,144 @@
+// Plain data shared by the kernels, the plan interpreter and the bindings: weight forms, activation views, kernel arguments.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// Columns are packed in panels of 16; a row of a panel is 64 bytes: 16 columns x 4 bytes of k, on every instruction set.
+constexpr int kPanel = 16;
+constexpr int kPanelRowBytes = 64;
+// Packed column counts are padded to this, so that a tile of columns never has a tail (padding is zero weights).
+constexpr int kColumnTile = 64;
+// The k of every packed weight and activation is padded to this with zeros.
+constexpr int kKPad = 32;
+// Attention runs an online softmax over chunks of 64 tokens inside spans of 512, both at fixed absolute positions: the order of
+// every sum is then the same for decode, chunked prefill and a prefix hit.
+constexpr int kBlock = 16;
+constexpr int kChunk = 64;
+constexpr int kSpan = 512;
+constexpr int kMaxHeadDim = 512;
+
+enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
+enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
+enum class Epilogue : int { Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7 };
+
+inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A packed weight as kernels see it. w[column][k] = scale * (code - zero) + minimum for W8 and W4.
+struct WeightView {
+    Form form = Form::F32;
+    int64_t columns = 0;         // packed columns, a multiple of kColumnTile
+    int64_t k = 0;               // real k
+    int64_t k_padded = 0;        // multiple of kKPad
+    const uint8_t* data = nullptr;
+    int64_t panel_bytes = 0;     // bytes from one panel of 16 columns to the next
+    int group = 0;               // k per scale (W8, W4)
+    int zero = 0;
+    bool scale_f16 = false;
+    const void* scales = nullptr;    // [columns/16][groups][16], f16 or f32
+    const void* minimums = nullptr;  // the same shape, or null
+    int64_t groups = 0;
+};
+
+// Activations of `rows` rows: f32, bf16, or int8 with one scale per group of 16 or 32 and the sums that the affine forms need.
+struct ActView {
+    Act form = Act::F32;
+    int64_t width = 0;           // padded elements per row
+    uint8_t* data = nullptr;
+    int group = 32;
+    float* scales = nullptr;     // [rows][width/group]
+    float* scaled_sums = nullptr;  // scale * sum of the codes of the group
+    int32_t* sums = nullptr;     // sum of the codes of the group
+    int64_t row_bytes() const { return width * (form == Act::F32 ? 4 : form == Act::BF16 ? 2 : 1); }
+    int64_t groups() const { return width / group; }
+};
+
+struct LinearArgs {
+    WeightView w;
+    ActView a;
+    int64_t rows = 0;
+    const float* bias = nullptr;   // packed column order, padded, or null
+    Epilogue epilogue = Epilogue::Store;
+    ActView out;                   // Store/Add: f32 out with out.width as row stride; *Mul: half the packed columns
+    int64_t out_columns = 0;       // real columns written for f32 output
+    int row_tile = 0;              // rows per tile
+    int column_tile = 0;           // packed columns per tile
+    int64_t row_tiles = 0, column_tiles = 0;
+};
+
+struct EmbedArgs {
+    WeightView w;
+    const int32_t* tokens = nullptr;
+    float* out = nullptr;
+    int64_t out_stride = 0;
+    float scale = 1.0f;
+};
+
+struct NormArgs {
+    const float* x = nullptr;
+    int64_t x_stride = 0;
+    const int32_t* gather = nullptr;  // row indices into x, or null
+    int64_t width = 0;
+    const float* weight = nullptr;    // null: no normalisation, only conversion
+    const float* bias = nullptr;      // layer norm only, may be null
+    float eps = 0.0f;
+    bool layer = false;
+    ActView out;
+};
+
+struct RopeArgs {
+    const float* qkv = nullptr;       // [tokens][stride]: q heads, k heads, v heads
+    int64_t stride = 0;
+    int q_heads = 0, kv_heads = 0, head_dim = 0, rope_dim = 0;  // rope_dim 0: no rotation
+    const float* cos = nullptr;       // [positions][rope_dim/2]
+    const float* sin = nullptr;
+    const float* q_norm = nullptr;    // [head_dim] or null
+    const float* k_norm = nullptr;
+    float norm_eps = 0.0f;
+    const int32_t* positions = nullptr;
+    const int32_t* slots = nullptr;   // block * kBlock + offset, per token
+    uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim] bf16 or f32
+    uint8_t* pool = nullptr;          // this layer's pool
+    bool kv_f32 = false;
+    int64_t block_bytes = 0;          // all heads of a block, K and V
+};
+
+// One piece of attention work: rows [token_begin, token_end) of a sequence against spans [span_begin, span_end) for kv heads
+// [head_begin, head_end). partial < 0: the result goes to the output. Else the state of each span goes to slot
+// partial + ((span - first_span) * tokens + token - token_begin) * q_heads + q_head, for the merge operation.
+struct AttentionItem {
+    int32_t sequence = 0;
+    int32_t token_begin = 0, token_end = 0;  // rows of the step
+    int32_t head_begin = 0, head_end = 0;
+    int32_t span_begin = 0, span_end = 0;
+    int32_t partial = -1;
+    int32_t first_span = 0;
+};
+
+struct AttentionArgs {
+    const uint8_t* q = nullptr;       // as RopeArgs::q_out
+    const uint8_t* pool = nullptr;
+    bool kv_f32 = false;
+    int64_t block_bytes = 0;
+    int q_heads = 0, kv_heads = 0, head_dim = 0;
+    float scale = 1.0f;
+    float softcap = 0.0f;             // 0: none
+    int window = 0;                   // 0: none; else a token sees the last `window` tokens, itself included
+    const int32_t* positions = nullptr;      // per token
+    const int32_t* block_tables = nullptr;   // [sequences][table_stride]
+    int64_t table_stride = 0;
+    float* out = nullptr;             // [tokens][q_heads*head_dim]
+    int64_t out_stride = 0;
+    float* partials = nullptr;        // [slot][head_dim + 2]: maximum, sum, weighted values
+};
+
+// Rows of attention state that an item holds at once (query tokens x heads of a group).
+constexpr int kAttentionRows = 48;
+// Bytes of scratch a worker needs for attention: two float tiles of values, scores, probabilities, maxima and sums.
+constexpr int64_t attention_scratch_bytes(int head_dim) {
+    return kAttentionRows * (int64_t)(2 * 4 * head_dim + 4 * kChunk + 4 * kChunk + 64);
+}
+
+}  // namespace octavo

@@ -1,0 +1,35 @@
+// Linear kernel on int8 panels [columns/16][k/4][16][4].
+#include "gemm_int.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+struct Codes8 {
+    static constexpr int kBias = kDotBias;
+    template <int U, int MR, int NV>
+    static OCTAVO_INLINE void dot(vi (&acc)[MR][NV], const uint8_t* a, int64_t row_bytes, const uint8_t* (&w)[NV]) {
+#pragma GCC unroll 8
+        for (int s = 0; s < U / 4; ++s) {
+            vu wv[NV];
+#pragma GCC unroll 8
+            for (int j = 0; j < NV; ++j) {
+                wv[j] = load<vu>(w[j]);
+                w[j] += kPanelRowBytes;
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < MR; ++i) {
+                vu av = splat(load_u32(a + i * row_bytes + s * 4));
+#pragma GCC unroll 8
+                for (int j = 0; j < NV; ++j) acc[i][j] = dot4(acc[i][j], wv[j], av);
+            }
+        }
+    }
+};
+
+}  // namespace
+
+void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
+    int_block<Codes8>(args, row, rows, column, columns, tile);
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,21 @@
+// The kernels of one instruction-set level, as the kernel table exports them, and helpers they share.
+#pragma once
+#include "kernel_table.h"
+#include "simd.h"
+
+namespace octavo::OCTAVO_ISA {
+
+void linear_tile(const LinearArgs& args, int64_t tile_index);
+void embed_row(const EmbedArgs& args, int64_t row);
+void norm_row(const NormArgs& args, int64_t row);
+void rope_row(const RopeArgs& args, int64_t row);
+void attention_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch);
+void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t rows);
+void elementwise(const ElementwiseArgs& args, int64_t row);
+double peak_work(PeakKind kind, int64_t iterations);
+double read_bandwidth_work(const uint8_t* data, int64_t bytes);
+
+// Writes `count` values (a multiple of the group for int8) of row `row` from column `column` on in the view's form.
+void store_activation(const ActView& out, int64_t row, int64_t column, int count, const float* values);
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,263 @@
+// Kernels that work on one row at a time: embedding, norms, activation quantisation, rotary embedding with KV append, elementwise.
+#include "kernels.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+// int8 codes of one group with scale = max|x| / 127; a NaN in the group makes the scale NaN, so that it is not lost.
+void quantize_group(const float* x, int group, int8_t* codes, float* scale, float* scaled_sum, int32_t* sum) {
+    vf largest = {};
+    vi nan = {};
+    for (int c = 0; c < group; c += L) {
+        vf v = load<vf>(x + c);
+        largest = vmax(vabs(v), largest);
+        nan |= (vi)(v != v);
+    }
+    const float amax = max_lanes(largest);
+    const vf inverse = splat(amax > 0.0f ? 127.0f / amax : 0.0f);
+    vi total = {};
+    typedef int8_t vb __attribute__((vector_size(L)));
+    for (int c = 0; c < group; c += L) {
+        vf rounded = load<vf>(x + c) * inverse + splat(12582912.0f);  // 1.5 * 2^23: round to nearest even
+        vi code = (vi)rounded - 0x4b400000;
+        total += code;
+        store(codes + c, __builtin_convertvector(code, vb));
+    }
+    int32_t lanes[L], all = 0, bad = 0, nans[L];
+    store(lanes, total);
+    store(nans, nan);
+    for (int i = 0; i < L; ++i) all += lanes[i], bad |= nans[i];
+    const float s = bad ? __builtin_nanf("") : amax / 127.0f;
+    *scale = s;
+    *sum = all;
+    *scaled_sum = s * (float)all;
+}
+
+// Packed element (column, k) as a float, for the embedding.
+OCTAVO_INLINE float group_value(const WeightView& w, const void* values, int64_t column, int64_t group) {
+    const int64_t index = (column / kPanel * w.groups + group) * kPanel + column % kPanel;
+    return w.scale_f16 ? f16_value(((const uint16_t*)values)[index]) : ((const float*)values)[index];
+}
+
+OCTAVO_INLINE void rms_scale(float* x, int width, const float* weight, float eps) {
+    vf squares = {};
+    int c = 0;
+    for (; c + L <= width; c += L) squares = fma(load<vf>(x + c), load<vf>(x + c), squares);
+    float sum = sum_lanes(squares);
+    for (; c < width; ++c) sum += x[c] * x[c];
+    const float r = 1.0f / __builtin_sqrtf(sum / (float)width + eps);
+    for (c = 0; c < width; ++c) x[c] = x[c] * r * weight[c];
+}
+
+// Stale slots of a block are multiplied with a zero probability, which only a finite value survives: the cache holds none but finite.
+OCTAVO_INLINE float finite(float x) {
+    constexpr float kLargest = 3.3895313892515355e38f;  // largest bf16
+    if (x != x) return 0.0f;
+    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+}
+
+}  // namespace
+
+void store_activation(const ActView& out, int64_t row, int64_t column, int count, const float* values) {
+    switch (out.form) {
+        case Act::F32: {
+            __builtin_memcpy((float*)out.data + row * out.width + column, values, (size_t)count * 4);
+            break;
+        }
+        case Act::BF16: {
+            uint16_t* to = (uint16_t*)out.data + row * out.width + column;
+            int c = 0;
+            for (; c + L <= count; c += L) store_bf16(to + c, load<vf>(values + c));
+            for (; c < count; ++c) to[c] = bf16_bits(values[c]);
+            break;
+        }
+        case Act::I8: {
+            const int64_t first = row * out.groups() + column / out.group;
+            for (int g = 0; g * out.group < count; ++g)
+                quantize_group(values + g * out.group, out.group, (int8_t*)out.data + row * out.width + column + g * out.group,
+                               out.scales + first + g, out.scaled_sums + first + g, out.sums + first + g);
+        }
+    }
+}
+
+void embed_row(const EmbedArgs& args, int64_t row) {
+    const WeightView& w = args.w;
+    const int64_t column = args.tokens[row];
+    float* out = args.out + row * args.out_stride;
+    const uint8_t* panel = w.data + column / kPanel * w.panel_bytes + column % kPanel * 4;
+    switch (w.form) {
+        case Form::F32:
+            for (int64_t k = 0; k < w.k; ++k) __builtin_memcpy(out + k, panel + k * kPanelRowBytes, 4);
+            break;
+        case Form::BF16:
+            for (int64_t k = 0; k < w.k; ++k) {
+                uint16_t b;
+                __builtin_memcpy(&b, panel + k / 2 * kPanelRowBytes + k % 2 * 2, 2);
+                out[k] = bf16_value(b);
+            }
+            break;
+        case Form::W8:
+        case Form::W4:
+            for (int64_t g = 0; g < w.groups; ++g) {
+                const float scale = group_value(w, w.scales, column, g);
+                const float minimum = w.minimums ? group_value(w, w.minimums, column, g) : 0.0f;
+                const int64_t end = (g + 1) * w.group < w.k ? (g + 1) * w.group : w.k;
+                for (int64_t k = g * w.group; k < end; ++k) {
+                    int code;
+                    if (w.form == Form::W8) {
+                        code = panel[k / 4 * kPanelRowBytes + k % 4];
+                    } else {
+                        const uint8_t both = panel[k / 8 * kPanelRowBytes + k % 4];
+                        code = k % 8 < 4 ? both & 15 : both >> 4;
+                    }
+                    out[k] = scale * (float)(code - w.zero) + minimum;
+                }
+            }
+    }
+    if (args.scale != 1.0f)
+        for (int64_t k = 0; k < w.k; ++k) out[k] *= args.scale;
+}
+
+void norm_row(const NormArgs& args, int64_t row) {
+    const float* x = args.x + (args.gather ? args.gather[row] : row) * args.x_stride;
+    const int64_t width = args.width;
+    float mean = 0.0f, r = 1.0f;
+    if (args.weight) {
+        if (args.layer) {
+            vf sums = {};
+            int64_t c = 0;
+            for (; c + L <= width; c += L) sums += load<vf>(x + c);
+            mean = sum_lanes(sums);
+            for (; c < width; ++c) mean += x[c];
+            mean /= (float)width;
+        }
+        vf squares = {};
+        const vf m = splat(mean);
+        int64_t c = 0;
+        for (; c + L <= width; c += L) {
+            vf d = load<vf>(x + c) - m;
+            squares = fma(d, d, squares);
+        }
+        float sum = sum_lanes(squares);
+        for (; c < width; ++c) sum += (x[c] - mean) * (x[c] - mean);
+        r = 1.0f / __builtin_sqrtf(sum / (float)width + args.eps);
+    }
+    alignas(64) float piece[kKPad];
+    for (int64_t c = 0; c < args.out.width; c += kKPad) {
+        const int64_t left = width - c;
+        const int count = (int)(left < kKPad ? (left < 0 ? 0 : left) : kKPad);
+        if (count == kKPad && args.weight) {
+            for (int i = 0; i < kKPad; i += L) {
+                vf y = (load<vf>(x + c + i) - splat(mean)) * splat(r) * load<vf>(args.weight + c + i);
+                if (args.bias) y = y + load<vf>(args.bias + c + i);
+                store(piece + i, y);
+            }
+        } else {
+            for (int i = 0; i < kKPad; ++i) {
+                if (i >= count) {
+                    piece[i] = 0.0f;
+                } else if (args.weight) {
+                    float y = (x[c + i] - mean) * r * args.weight[c + i];
+                    piece[i] = args.bias ? y + args.bias[c + i] : y;
+                } else {
+                    piece[i] = x[c + i];
+                }
+            }
+        }
+        store_activation(args.out, row, c, kKPad, piece);
+    }
+}
+
+void rope_row(const RopeArgs& args, int64_t row) {
+    const int dim = args.head_dim, half = args.rope_dim / 2;
+    const float* in = args.qkv + row * args.stride;
+    const int64_t position = args.positions[row];
+    const float* cos = args.cos + position * half;
+    const float* sin = args.sin + position * half;
+    float head[kMaxHeadDim];
+    const int total = args.q_heads + args.kv_heads;
+    const int64_t slot = args.slots[row];
+    const int t = (int)(slot % kBlock);
+    uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
+    const int64_t element = args.kv_f32 ? 4 : 2;
+    const int64_t panel_bytes = (int64_t)dim * kBlock * element;
+    for (int h = 0; h < total; ++h) {
+        __builtin_memcpy(head, in + h * dim, (size_t)dim * 4);
+        const bool is_q = h < args.q_heads;
+        const float* norm = is_q ? args.q_norm : args.k_norm;
+        if (norm) rms_scale(head, dim, norm, args.norm_eps);
+        int i = 0;
+        for (; i + L <= half; i += L) {
+            vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(cos + i), s = load<vf>(sin + i);
+            store(head + i, a * c - b * s);
+            store(head + half + i, b * c + a * s);
+        }
+        for (; i < half; ++i) {
+            const float a = head[i], b = head[half + i];
+            head[i] = a * cos[i] - b * sin[i];
+            head[half + i] = b * cos[i] + a * sin[i];
+        }
+        if (is_q) {
+            const int64_t at = row * args.q_heads * dim + h * dim;
+            if (args.kv_f32) {
+                __builtin_memcpy((float*)args.q_out + at, head, (size_t)dim * 4);
+            } else {
+                for (int c = 0; c < dim; c += L) store_bf16((uint16_t*)args.q_out + at + c, load<vf>(head + c));
+            }
+            continue;
+        }
+        uint8_t* k_panel = block + (h - args.q_heads) * 2 * panel_bytes;
+        if (args.kv_f32) {
+            for (int c = 0; c < dim; ++c) ((float*)k_panel)[c * kBlock + t] = finite(head[c]);
+        } else {
+            for (int c = 0; c < dim; c += 2) {
+                const uint32_t pair = bf16_bits(finite(head[c])) | (uint32_t)bf16_bits(finite(head[c + 1])) << 16;
+                __builtin_memcpy(k_panel + (c / 2 * kBlock + t) * 4, &pair, 4);
+            }
+        }
+    }
+    for (int h = 0; h < args.kv_heads; ++h) {
+        const float* v = in + (total + h) * dim;
+        uint8_t* v_panel = block + (2 * h + 1) * panel_bytes;
+        for (int c = 0; c < dim; ++c) {
+            const float value = finite(v[c]);
+            if (args.kv_f32)
+                ((float*)v_panel)[(c / kPanel * kBlock + t) * kPanel + c % kPanel] = value;
+            else
+                ((uint16_t*)v_panel)[(c / kPanel * (kBlock / 2) + t / 2) * 2 * kPanel + c % kPanel * 2 + t % 2] = bf16_bits(value);
+        }
+    }
+}
+
+void elementwise(const ElementwiseArgs& args, int64_t row) {
+    const float* a = args.a + row * args.a_stride;
+    const float* b = args.b ? args.b + row * args.b_stride : a;
+    float* out = args.out + row * args.out_stride;
+    const vf scalar = splat(args.scalar), inverse = splat(1.0f / args.scalar);
+    auto apply = [&](vf x, vf y) {
+        switch (args.kind) {
+            case Elementwise::Add: return x + y;
+            case Elementwise::Scale: return x * scalar;
+            case Elementwise::Softcap: return scalar * vtanh(x * inverse);
+            case Elementwise::SiluMul: return vsilu(x) * y;
+            case Elementwise::GeluMul: return vgelu(x) * y;
+            case Elementwise::GeluTanhMul: return vgelu_tanh(x) * y;
+            case Elementwise::Gelu: return vgelu(x);
+            case Elementwise::GeluTanh: return vgelu_tanh(x);
+            case Elementwise::Silu: return vsilu(x);
+        }
+        return x;
+    };
+    int64_t c = 0;
+    for (; c + L <= args.width; c += L) store(out + c, apply(load<vf>(a + c), load<vf>(b + c)));
+    if (c < args.width) {
+        float x[L] = {}, y[L] = {};
+        const size_t bytes = (size_t)(args.width - c) * 4;
+        __builtin_memcpy(x, a + c, bytes);
+        __builtin_memcpy(y, b + c, bytes);
+        store(x, apply(load<vf>(x), load<vf>(y)));
+        __builtin_memcpy(out + c, x, bytes);
+    }
+}
+
+}  // namespace octavo::OCTAVO_ISA

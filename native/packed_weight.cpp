@@ -1,0 +1,174 @@
+// Packing of weights into panels.
+#include "packed_weight.h"
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "half.h"
+
+namespace octavo {
+
+namespace {
+
+int64_t panel_bytes(Form form, int64_t k_padded) {
+    const int64_t per_row = form == Form::F32 ? 1 : form == Form::BF16 ? 2 : form == Form::W8 ? 4 : 8;
+    return k_padded / per_row * kPanelRowBytes;
+}
+
+struct Layout {
+    int64_t columns, k_padded, group, groups, data, scales, minimums;
+};
+
+Layout layout(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16) {
+    if (columns < 1 || k < 1) throw std::invalid_argument("a weight needs at least one column and one k");
+    Layout l{};
+    l.columns = round_up(columns, kColumnTile);
+    l.k_padded = round_up(k, kKPad);
+    l.data = l.columns / kPanel * panel_bytes(form, l.k_padded);
+    if (form == Form::W8 || form == Form::W4) {
+        l.group = group == 0 ? l.k_padded : group;
+        if (group != 0 && (group % 16 != 0 || (group > 16 && group % 32 != 0)))
+            throw std::invalid_argument("weight group " + std::to_string(group) + " is not 16 or a multiple of 32");
+        l.groups = ceil_div(l.k_padded, l.group);
+        l.scales = l.columns * l.groups * (scale_f16 ? 2 : 4);
+        l.minimums = minimum ? l.scales : 0;
+    }
+    return l;
+}
+
+}  // namespace
+
+size_t PackedWeight::bytes_needed(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16) {
+    const Layout l = layout(form, columns, k, group, minimum, scale_f16);
+    return (size_t)(round_up(l.data, 64) + round_up(l.scales, 64) + round_up(l.minimums, 64));
+}
+
+PackedWeight::PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero,
+                           bool minimum, bool scale_f16)
+    : region_(std::move(region)), real_columns_(columns) {
+    const Layout l = layout(form, columns, k, group, minimum, scale_f16);
+    if (zero < 0 || zero > 255) throw std::invalid_argument("zero point " + std::to_string(zero) + " is not in 0..255");
+    bytes_ = (size_t)(l.data + l.scales + l.minimums);
+    data_ = region_->take((size_t)l.data);
+    if (l.scales) scales_ = region_->take((size_t)l.scales);
+    if (l.minimums) minimums_ = region_->take((size_t)l.minimums);
+    view_.form = form;
+    view_.columns = l.columns;
+    view_.k = k;
+    view_.k_padded = l.k_padded;
+    view_.data = data_;
+    view_.panel_bytes = panel_bytes(form, l.k_padded);
+    view_.group = (int)l.group;
+    view_.groups = l.groups;
+    view_.zero = zero;
+    view_.scale_f16 = scale_f16;
+    view_.scales = scales_;
+    view_.minimums = minimums_;
+}
+
+void PackedWeight::check(const int32_t* target, int64_t rows) const {
+    for (int64_t r = 0; r < rows; ++r)
+        if (target[r] < 0 || target[r] >= view_.columns)
+            throw std::out_of_range("packed column " + std::to_string(target[r]) + " is outside 0.." + std::to_string(view_.columns - 1));
+}
+
+void PackedWeight::pack_f32(const int32_t* target, int64_t rows, const float* values) {
+    check(target, rows);
+    if (view_.form != Form::F32 && view_.form != Form::BF16) throw std::invalid_argument("pack_f32 fills f32 and bf16 weights");
+    for (int64_t r = 0; r < rows; ++r) {
+        uint8_t* to = at(target[r]);
+        const float* from = values + r * view_.k;
+        if (view_.form == Form::F32)
+            for (int64_t k = 0; k < view_.k; ++k) std::memcpy(to + k * kPanelRowBytes, from + k, 4);
+        else
+            for (int64_t k = 0; k < view_.k; ++k) {
+                const uint16_t b = bf16_from_float(from[k]);
+                std::memcpy(to + k / 2 * kPanelRowBytes + k % 2 * 2, &b, 2);
+            }
+    }
+}
+
+void PackedWeight::pack_bf16(const int32_t* target, int64_t rows, const uint16_t* values) {
+    check(target, rows);
+    if (view_.form != Form::BF16) throw std::invalid_argument("pack_bf16 fills bf16 weights");
+    for (int64_t r = 0; r < rows; ++r) {
+        uint8_t* to = at(target[r]);
+        const uint16_t* from = values + r * view_.k;
+        int64_t k = 0;
+        for (; k + 2 <= view_.k; k += 2) std::memcpy(to + k / 2 * kPanelRowBytes, from + k, 4);
+        if (k < view_.k) std::memcpy(to + k / 2 * kPanelRowBytes, from + k, 2);
+    }
+}
+
+void PackedWeight::pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const float* scales,
+                               const float* minimums) {
+    check(target, rows);
+    if (view_.form != Form::W8 && view_.form != Form::W4) throw std::invalid_argument("pack_affine fills w8 and w4 weights");
+    if ((minimums != nullptr) != (minimums_ != nullptr)) throw std::invalid_argument("minimums must be given exactly when the weight has them");
+    const int64_t source_groups = ceil_div(view_.k, view_.group);
+    for (int64_t r = 0; r < rows; ++r) {
+        uint8_t* to = at(target[r]);
+        const uint8_t* from = codes + r * view_.k;
+        if (view_.form == Form::W8) {
+            int64_t k = 0;
+            for (; k + 4 <= view_.k; k += 4) std::memcpy(to + k / 4 * kPanelRowBytes, from + k, 4);
+            for (; k < view_.k; ++k) to[k / 4 * kPanelRowBytes + k % 4] = from[k];
+        } else {
+            int64_t k = 0;
+            for (; k + 8 <= view_.k; k += 8) {
+                uint32_t low, high;
+                std::memcpy(&low, from + k, 4);
+                std::memcpy(&high, from + k + 4, 4);
+                const uint32_t both = (low & 0x0f0f0f0fu) | (high & 0x0f0f0f0fu) << 4;
+                std::memcpy(to + k / 8 * kPanelRowBytes, &both, 4);
+            }
+            for (; k < view_.k; ++k) {
+                uint8_t& byte = to[k / 8 * kPanelRowBytes + k % 4];
+                byte = (uint8_t)(k % 8 < 4 ? (byte & 0xf0) | (from[k] & 15) : (byte & 0x0f) | (from[k] << 4));
+            }
+        }
+        const int64_t base = target[r] / kPanel * view_.groups * kPanel + target[r] % kPanel;
+        for (int64_t g = 0; g < source_groups; ++g) {
+            const int64_t index = base + g * kPanel;
+            const float s = scales[r * source_groups + g], m = minimums ? minimums[r * source_groups + g] : 0.0f;
+            if (view_.scale_f16) {
+                ((uint16_t*)scales_)[index] = f16_from_float(s);
+                if (minimums) ((uint16_t*)minimums_)[index] = f16_from_float(m);
+            } else {
+                ((float*)scales_)[index] = s;
+                if (minimums) ((float*)minimums_)[index] = m;
+            }
+        }
+    }
+}
+
+void PackedWeight::column(int64_t index, float* out) const {
+    if (index < 0 || index >= view_.columns) throw std::out_of_range("no packed column " + std::to_string(index));
+    const uint8_t* from = at(index);
+    auto value = [&](const uint8_t* array, int64_t group) {
+        const int64_t i = index / kPanel * view_.groups * kPanel + group * kPanel + index % kPanel;
+        return view_.scale_f16 ? float_from_f16(((const uint16_t*)array)[i]) : ((const float*)array)[i];
+    };
+    for (int64_t k = 0; k < view_.k; ++k) {
+        if (view_.form == Form::F32) {
+            std::memcpy(out + k, from + k * kPanelRowBytes, 4);
+        } else if (view_.form == Form::BF16) {
+            uint16_t b;
+            std::memcpy(&b, from + k / 2 * kPanelRowBytes + k % 2 * 2, 2);
+            out[k] = float_from_bf16(b);
+        } else {
+            int code;
+            if (view_.form == Form::W8) {
+                code = from[k / 4 * kPanelRowBytes + k % 4];
+            } else {
+                const uint8_t both = from[k / 8 * kPanelRowBytes + k % 4];
+                code = k % 8 < 4 ? both & 15 : both >> 4;
+            }
+            const int64_t g = k / view_.group;
+            out[k] = value(scales_, g) * (float)(code - view_.zero) + (minimums_ ? value(minimums_, g) : 0.0f);
+        }
+    }
+}
+
+}  // namespace octavo

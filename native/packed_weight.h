@@ -1,0 +1,44 @@
+// A weight matrix in panels of 16 columns, filled row by row from a checkpoint.
+#pragma once
+#include <memory>
+
+#include "common.h"
+#include "memory.h"
+
+namespace octavo {
+
+class PackedWeight {
+  public:
+    // columns: real packed columns (output features); group 0 means one scale per column. Throws std::invalid_argument.
+    PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero, bool minimum,
+                 bool scale_f16);
+
+    static size_t bytes_needed(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16);
+
+    // Row r of the source goes to packed column target[r]; throws std::out_of_range for a column outside.
+    void pack_f32(const int32_t* target, int64_t rows, const float* values);
+    void pack_bf16(const int32_t* target, int64_t rows, const uint16_t* values);
+    // codes [rows][k], scales and minimums [rows][groups] (minimums may be null when the weight has none).
+    void pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const float* scales, const float* minimums);
+
+    // One column as f32, for tests and inspection.
+    void column(int64_t index, float* out) const;
+
+    const WeightView& view() const { return view_; }
+    int64_t real_columns() const { return real_columns_; }
+    size_t bytes() const { return bytes_; }
+
+  private:
+    uint8_t* at(int64_t column) const { return data_ + column / kPanel * view_.panel_bytes + column % kPanel * 4; }
+    void check(const int32_t* target, int64_t rows) const;
+
+    std::shared_ptr<Region> region_;
+    WeightView view_;
+    int64_t real_columns_ = 0;
+    uint8_t* data_ = nullptr;
+    uint8_t* scales_ = nullptr;
+    uint8_t* minimums_ = nullptr;
+    size_t bytes_ = 0;
+};
+
+}  // namespace octavo

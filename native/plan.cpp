@@ -1,0 +1,499 @@
+// Building and running plans.
+#include "plan.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "sampler.h"
+
+namespace octavo {
+
+namespace {
+
+constexpr int kMaxOperations = 8192;
+constexpr int64_t kPartialSlots = 8192;
+
+void require(bool ok, const std::string& what) {
+    if (!ok) throw std::invalid_argument(what);
+}
+
+}  // namespace
+
+Plan::Plan(const std::string& level, int threads, const StepLimits& limits, int64_t arena_bytes)
+    : kernels_(kernel_table(level)), limits_(limits), arena_((size_t)std::max<int64_t>(arena_bytes, 64)),
+      pool_(threads, kMaxOperations) {
+    tokens.resize((size_t)limits.max_tokens);
+    starts.resize((size_t)limits.max_sequences);
+    counts.resize((size_t)limits.max_sequences);
+    block_tables.resize((size_t)(limits.max_sequences * limits.table_stride));
+    logit_rows.resize((size_t)limits.max_tokens);
+    positions_.resize((size_t)limits.max_tokens);
+    slots_.resize((size_t)limits.max_tokens);
+}
+
+Plan::~Plan() = default;
+
+ActView Plan::view(const Activation& a, int64_t rows) const {
+    auto inside = [&](int64_t offset, int64_t bytes) {
+        require(offset >= 0 && bytes >= 0 && offset + bytes <= (int64_t)arena_.size(),
+                "a value of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " is outside the arena of " +
+                    std::to_string(arena_.size()) + " bytes");
+        return arena_.data() + offset;
+    };
+    ActView v;
+    v.form = a.form;
+    v.width = a.width;
+    v.group = a.group;
+    v.data = inside(a.data, Activation::row_bytes(a.form, a.width) * rows);
+    if (a.form == Act::I8) {
+        require((a.group == 16 || a.group == 32) && a.width % kKPad == 0, "int8 activations have groups of 16 or 32 and padded width");
+        const int64_t bytes = a.width / a.group * rows * 4;
+        v.scales = (float*)inside(a.scales, bytes);
+        v.scaled_sums = (float*)inside(a.scaled_sums, bytes);
+        v.sums = (int32_t*)inside(a.sums, bytes);
+    }
+    return v;
+}
+
+const float* Plan::keep(const std::vector<float>& values, int64_t padded) {
+    if (values.empty()) return nullptr;
+    const size_t size = std::max(values.size(), (size_t)padded);
+    constants_.push_back(std::make_unique<float[]>(size));
+    std::memcpy(constants_.back().get(), values.data(), values.size() * 4);
+    return constants_.back().get();
+}
+
+Plan::Operation& Plan::add(Kind kind, std::string name) {
+    require((int)(body_.size() + head_.size()) + 2 < kMaxOperations, "a plan has too many operations");
+    auto& list = in_head_ ? head_ : body_;
+    list.emplace_back();
+    list.back().kind = kind;
+    list.back().name = std::move(name);
+    return list.back();
+}
+
+void Plan::begin_head() { in_head_ = true; }
+
+void Plan::set_logits(const Activation& logits) {
+    require(logits.form == Act::F32 && logits.width >= limits_.vocab, "logits are f32 and as wide as the vocabulary");
+    view(logits, limits_.head_rows);
+    require(in_head_ && logits_.width == 0, "set_logits ends the head, once");
+    logits_ = logits;
+    add(Kind::Sample, "sample");
+}
+
+void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale) {
+    require(out.form == Act::F32 && out.width >= weight->view().k, "an embedding writes f32 rows as wide as the weight");
+    require(limits_.vocab <= weight->view().columns, "the embedding has fewer rows than the vocabulary");
+    auto& op = add(Kind::Embed, std::move(name));
+    op.embed = {weight->view(), tokens.data(), (float*)view(out, limits_.max_tokens).data, out.width, scale};
+    weights_.push_back(std::move(weight));
+}
+
+void Plan::add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
+                    const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather) {
+    const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
+    require(x.form == Act::F32 && width <= x.width, "a norm reads f32");
+    require(weight.empty() || (int64_t)weight.size() == width, "norm weight width");
+    require(bias.empty() || (int64_t)bias.size() == width, "norm bias width");
+    require(out.width >= width && out.width % kKPad == 0, "a norm writes rows padded to 32");
+    auto& op = add(Kind::Norm, std::move(name));
+    op.norm.x = (const float*)view(x, limits_.max_tokens).data;
+    op.norm.x_stride = x.width;
+    op.norm.gather = gather ? logit_rows.data() : nullptr;
+    op.norm.width = width;
+    op.norm.weight = keep(weight);
+    op.norm.bias = keep(bias);
+    op.norm.eps = eps;
+    op.norm.layer = layer;
+    op.norm.out = view(out, rows);
+}
+
+void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
+                      Epilogue epilogue, const Activation& out, int64_t out_columns) {
+    const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
+    const WeightView& w = weight->view();
+    const Act wanted = w.form == Form::F32 ? Act::F32 : w.form == Form::BF16 ? Act::BF16 : Act::I8;
+    require(in.form == wanted, name + ": activations do not have the form that the weight needs");
+    require(in.width == w.k_padded, name + ": activations are " + std::to_string(in.width) + " wide, the weight's padded k is " + std::to_string(w.k_padded));
+    require(in.form != Act::I8 || w.group % in.group == 0, name + ": the weight group is no multiple of the activation group");
+    const bool halves = epilogue == Epilogue::SiluMul || epilogue == Epilogue::GeluMul || epilogue == Epilogue::GeluTanhMul;
+    const int64_t columns = halves ? w.columns / 2 : w.columns;
+    require(out_columns >= 1 && out_columns <= columns && out_columns <= out.width, name + ": output width");
+    require(epilogue != Epilogue::Add || out.form == Act::F32, name + ": a residual is f32");
+    require(out.form == Act::F32 || out.width % kKPad == 0, name + ": output rows are padded to 32");
+    // Columns past the packed ones would stay unwritten.
+    require(out.form == Act::F32 || out.width <= columns, name + ": output row wider than the packed columns");
+    require(bias.empty() || (int64_t)bias.size() <= w.columns, name + ": bias width");
+    auto& op = add(Kind::Linear, std::move(name));
+    op.linear.w = w;
+    op.linear.a = view(in, rows);
+    op.linear.bias = keep(bias, w.columns);
+    op.linear.epilogue = epilogue;
+    op.linear.out = view(out, rows);
+    op.linear.out_columns = out_columns;
+    weights_.push_back(std::move(weight));
+}
+
+void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
+                    const std::vector<float>& cos, const std::vector<float>& sin, const std::vector<float>& q_norm,
+                    const std::vector<float>& k_norm, float norm_eps, const Activation& q) {
+    require(head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
+    require(rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
+    require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0, "query heads are a multiple of kv heads");
+    require(qkv.form == Act::F32 && qkv.width >= (int64_t)(q_heads + 2 * kv_heads) * head_dim, "qkv width");
+    const int64_t positions = limits_.table_stride * kBlock;
+    require(rope_dim == 0 || (int64_t)cos.size() >= positions * rope_dim / 2, "the rope tables are shorter than the block table");
+    require(cos.size() == sin.size(), "rope tables differ in size");
+    require(q_norm.empty() || (int)q_norm.size() == head_dim, "q norm width");
+    require(k_norm.empty() || (int)k_norm.size() == head_dim, "k norm width");
+    auto& op = add(Kind::Rope, std::move(name));
+    RopeArgs& r = op.rope;
+    r.qkv = (const float*)view(qkv, limits_.max_tokens).data;
+    r.stride = qkv.width;
+    r.q_heads = q_heads;
+    r.kv_heads = kv_heads;
+    r.head_dim = head_dim;
+    r.rope_dim = rope_dim;
+    // Layers share tables: equal ones are kept once.
+    for (auto& other : body_)
+        if (&other != &op && other.kind == Kind::Rope && rope_dim > 0 && other.rope.rope_dim == rope_dim &&
+            std::memcmp(other.rope.cos, cos.data(), (size_t)(positions * rope_dim / 2) * 4) == 0 &&
+            std::memcmp(other.rope.sin, sin.data(), (size_t)(positions * rope_dim / 2) * 4) == 0) {
+            r.cos = other.rope.cos;
+            r.sin = other.rope.sin;
+        }
+    if (!r.cos) r.cos = keep(cos), r.sin = keep(sin);
+    r.q_norm = keep(q_norm);
+    r.k_norm = keep(k_norm);
+    r.norm_eps = norm_eps;
+    r.positions = positions_.data();
+    r.slots = slots_.data();
+    require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
+    r.kv_f32 = q.form == Act::F32;
+    r.q_out = view(q, limits_.max_tokens).data;
+    r.block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (r.kv_f32 ? 4 : 2);
+    op.layer = layer;
+    require(layer >= 0, "layer");
+    require(block_bytes_ == 0 || block_bytes_ == r.block_bytes, "all layers have the same kv heads and head size");
+    block_bytes_ = r.block_bytes;
+    layers_ = std::max(layers_, layer + 1);
+}
+
+void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
+                         float softcap, int window, const Activation& out) {
+    require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head shape");
+    require(out.form == Act::F32 && out.width >= (int64_t)q_heads * head_dim, "attention writes f32");
+    auto& op = add(Kind::Attention, name);
+    AttentionArgs& a = op.attention;
+    a.q = view(q, limits_.max_tokens).data;
+    a.kv_f32 = q.form == Act::F32;
+    a.q_heads = q_heads;
+    a.kv_heads = kv_heads;
+    a.head_dim = head_dim;
+    a.scale = scale;
+    a.softcap = softcap;
+    a.window = window;
+    a.positions = positions_.data();
+    a.block_tables = block_tables.data();
+    a.table_stride = limits_.table_stride;
+    a.out = (float*)view(out, limits_.max_tokens).data;
+    a.out_stride = out.width;
+    op.layer = layer;
+    partials_.resize(std::max(partials_.size(), (size_t)(kPartialSlots * (head_dim + 2))));
+    scratch_bytes_ = std::max(scratch_bytes_, round_up(attention_scratch_bytes(head_dim), 4096));
+    const AttentionArgs args = a;
+    auto& merge = add(Kind::Merge, std::move(name) + ".merge");
+    merge.attention = args;
+    merge.layer = layer;
+    work_list(args);
+}
+
+void Plan::add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
+                           const Activation& out) {
+    const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
+    const bool two = kind == Elementwise::Add || kind == Elementwise::SiluMul || kind == Elementwise::GeluMul || kind == Elementwise::GeluTanhMul;
+    require(a.form == Act::F32 && out.form == Act::F32 && width <= a.width && width <= out.width, "elementwise operations are f32");
+    require(two == (b != nullptr) && (!b || (b->form == Act::F32 && width <= b->width)), "second operand");
+    require(kind != Elementwise::Softcap || scalar > 0.0f, "soft cap must be positive");
+    auto& op = add(Kind::Elementwise, std::move(name));
+    op.elementwise.kind = kind;
+    op.elementwise.a = (const float*)view(a, rows).data;
+    op.elementwise.a_stride = a.width;
+    if (b) op.elementwise.b = (const float*)view(*b, rows).data, op.elementwise.b_stride = b->width;
+    op.elementwise.width = width;
+    op.elementwise.scalar = scalar;
+    op.elementwise.out = (float*)view(out, rows).data;
+    op.elementwise.out_stride = out.width;
+}
+
+void Plan::make_pool(int64_t blocks, bool kv_f32) {
+    require(blocks >= 1 && block_bytes_ > 0, "a pool needs blocks and a layer with attention");
+    blocks_ = blocks;
+    kv_f32_ = kv_f32;
+    kv_ = std::make_unique<Region>((size_t)(blocks * block_bytes_ * layers_));
+    for (auto& op : body_) {
+        uint8_t* pool = kv_->data() + op.layer * blocks * block_bytes_;
+        if (op.kind == Kind::Rope) {
+            require(op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
+            op.rope.pool = pool;
+        }
+        if (op.kind == Kind::Attention || op.kind == Kind::Merge) {
+            op.attention.pool = pool;
+            op.attention.block_bytes = block_bytes_;
+            op.attention.partials = partials_.data();
+        }
+    }
+    scratch_ = std::make_unique<Region>((size_t)(scratch_bytes_ * pool_.threads()));
+}
+
+void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t from = pairs[2 * i], to = pairs[2 * i + 1];
+        require(from >= 0 && from < blocks_ && to >= 0 && to < blocks_, "block copy outside the pool");
+        for (int layer = 0; layer < layers_; ++layer) {
+            uint8_t* base = kv_->data() + layer * blocks_ * block_bytes_;
+            std::memcpy(base + to * block_bytes_, base + from * block_bytes_, (size_t)block_bytes_);
+        }
+    }
+}
+
+Plan::WorkList& Plan::work_list(const AttentionArgs& a) {
+    for (auto& w : work_)
+        if (w->window == a.window && w->q_heads == a.q_heads && w->kv_heads == a.kv_heads) return *w;
+    work_.push_back(std::make_unique<WorkList>());
+    *work_.back() = {a.window, a.q_heads, a.kv_heads, {}, {}};
+    return *work_.back();
+}
+
+// Which pieces the attention of this step is done in. Splitting changes who computes what, never an order of summation.
+void Plan::build_work(WorkList& work, int64_t sequences) {
+    work.items.clear();
+    work.merges.clear();
+    const int group = work.q_heads / work.kv_heads;
+    const int tile = std::max(1, kAttentionRows / group);
+    const int64_t wanted = 4 * pool_.threads();
+    int64_t tiles = 0;
+    for (int64_t s = 0; s < sequences; ++s) tiles += ceil_div(counts[(size_t)s], tile);
+    const bool split_heads = tiles < wanted;
+    const bool split_spans = tiles * work.kv_heads < wanted;
+    int64_t slots = 0;
+    int32_t first_token = 0;
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int32_t count = counts[(size_t)s], start = starts[(size_t)s];
+        for (int32_t t = 0; t < count; t += tile) {
+            AttentionItem item;
+            item.sequence = (int32_t)s;
+            item.token_begin = first_token + t;
+            item.token_end = first_token + std::min(t + tile, count);
+            const int32_t oldest = start + t, last = start + std::min(t + tile, count) - 1;
+            const int32_t begin = work.window > 0 ? std::max(0, oldest - work.window + 1) / kSpan : 0;
+            item.first_span = item.span_begin = begin;
+            item.span_end = last / kSpan + 1;
+            const int32_t spans = item.span_end - begin, rows = item.token_end - item.token_begin;
+            const int64_t needed = (int64_t)spans * rows * work.q_heads;
+            const bool by_span = split_spans && spans > 1 && slots + needed <= kPartialSlots;
+            if (by_span) {
+                item.partial = (int32_t)slots;
+                for (int32_t r = 0; r < rows; ++r)
+                    work.merges.push_back({item.token_begin + r, (int32_t)slots + r * work.q_heads, spans, rows});
+                slots += needed;
+            }
+            for (int32_t span = begin; span < item.span_end; span += by_span ? 1 : spans) {
+                if (by_span) item.span_begin = span;
+                AttentionItem piece = item;
+                if (by_span) piece.span_end = span + 1;
+                for (int h = 0; h < work.kv_heads; h += split_heads ? 1 : work.kv_heads) {
+                    piece.head_begin = h;
+                    piece.head_end = split_heads ? h + 1 : work.kv_heads;
+                    work.items.push_back(piece);
+                }
+            }
+        }
+        first_token += count;
+    }
+    // Longest first, so that the last tile to be claimed is short.
+    std::stable_sort(work.items.begin(), work.items.end(), [&](const AttentionItem& a, const AttentionItem& b) {
+        auto cost = [&](const AttentionItem& i) {
+            return (int64_t)(positions_[(size_t)i.token_end - 1] + 1 - i.span_begin * kSpan) * (i.token_end - i.token_begin);
+        };
+        return cost(a) > cost(b);
+    });
+}
+
+void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const {
+    args.rows = rows;
+    const int64_t threads = pool_.threads();
+    const bool halves = args.epilogue == Epilogue::SiluMul || args.epilogue == Epilogue::GeluMul || args.epilogue == Epilogue::GeluTanhMul;
+    // A quantised output group must lie inside one tile; halved columns need 64 packed ones for a group of 32.
+    const int64_t least = halves && args.out.form == Act::I8 ? kColumnTile : 2 * kPanel;
+    int64_t column_tile = kColumnTile;
+    const int64_t wanted = 8 * threads;
+    int64_t row_tile = std::min<int64_t>(rows, kMaxRowTile);
+    auto count = [&] { return ceil_div(rows, row_tile) * ceil_div(args.w.columns, column_tile); };
+    while (count() < wanted && row_tile > 24) row_tile = round_up(ceil_div(row_tile, 2), 6);
+    if (count() < wanted) column_tile = least;
+    // Few rows stream the weight: longer runs of columns per claim.
+    while (rows <= 8 && column_tile < 512 && ceil_div(args.w.columns, column_tile * 2) >= 4 * wanted) column_tile *= 2;
+    args.row_tile = (int)row_tile;
+    args.column_tile = (int)column_tile;
+    args.row_tiles = ceil_div(rows, row_tile);
+    args.column_tiles = ceil_div(args.w.columns, column_tile);
+    tiles = args.row_tiles * args.column_tiles;
+}
+
+int64_t Plan::rows_of(const Operation& op) const {
+    const bool head = &op >= head_.data() && &op < head_.data() + head_.size();
+    return head ? step_rows_ : step_tokens_;
+}
+
+void Plan::prepare(Operation& op, int64_t rows) {
+    switch (op.kind) {
+        case Kind::Linear:
+            prepare_linear(op.linear, rows, op.tiles);
+            return;
+        case Kind::Attention:
+            op.tiles = (int64_t)work_list(op.attention).items.size();
+            return;
+        case Kind::Merge:
+            op.tiles = (int64_t)work_list(op.attention).merges.size();
+            return;
+        case Kind::Sample:
+            op.tiles = rows;
+            return;
+        default:
+            if (op.kind == Kind::Norm && op.norm.gather) op.norm.gather = logit_rows.data() + first_row_;
+            op.rows_per_tile = std::clamp<int64_t>(rows / (4 * pool_.threads()), 1, 32);
+            op.tiles = ceil_div(rows, op.rows_per_tile);
+    }
+}
+
+void Plan::run_tile(Operation& op, int64_t tile, int worker) {
+    auto each_row = [&](auto&& kernel) {
+        const int64_t rows = rows_of(op);
+        const int64_t end = std::min(rows, (tile + 1) * op.rows_per_tile);
+        for (int64_t row = tile * op.rows_per_tile; row < end; ++row) kernel(row);
+    };
+    switch (op.kind) {
+        case Kind::Embed: each_row([&](int64_t r) { kernels_.embed_row(op.embed, r); }); break;
+        case Kind::Norm: each_row([&](int64_t r) { kernels_.norm_row(op.norm, r); }); break;
+        case Kind::Rope: each_row([&](int64_t r) { kernels_.rope_row(op.rope, r); }); break;
+        case Kind::Elementwise: each_row([&](int64_t r) { kernels_.elementwise(op.elementwise, r); }); break;
+        case Kind::Linear: kernels_.linear_tile(op.linear, tile); break;
+        case Kind::Attention:
+            kernels_.attention_item(op.attention, work_list(op.attention).items[(size_t)tile], scratch_->data() + worker * scratch_bytes_);
+            break;
+        case Kind::Merge: {
+            const Merge& m = work_list(op.attention).merges[(size_t)tile];
+            kernels_.attention_merge(op.attention, m.token, m.partial, m.spans, m.tokens);
+            break;
+        }
+        case Kind::Sample: {
+            float* logits = (float*)(arena_.data() + logits_.data) + tile * logits_.width;
+            if (logits_out_) std::memcpy(logits_out_ + (first_row_ + tile) * limits_.vocab, logits, (size_t)limits_.vocab * 4);
+            if (sampler_) sampler_->sample_row((int)(first_row_ + tile), logits, worker);
+        }
+    }
+}
+
+// The operations of one pass over the pool: the body, the head, or both.
+class Plan::StepJob final : public Job {
+  public:
+    StepJob(Plan& plan, bool body, bool head) : plan_(plan), body_(body ? (int)plan.body_.size() : 0), head_(head ? (int)plan.head_.size() : 0) {}
+    int operations() const override { return body_ + head_; }
+    int64_t tiles(int op) const override { return at(op).tiles; }
+    void run_tile(int op, int64_t tile, int worker) noexcept override { plan_.run_tile(at(op), tile, worker); }
+    void operation_done(int op) noexcept override {
+        if (!plan_.profiling_) return;
+        const auto now = std::chrono::steady_clock::now();
+        plan_.count(at(op), std::chrono::duration<double>(now - plan_.operation_start_).count());
+        plan_.operation_start_ = now;
+    }
+
+  private:
+    Operation& at(int op) const { return op < body_ ? plan_.body_[(size_t)op] : plan_.head_[(size_t)(op - body_)]; }
+    Plan& plan_;
+    int body_, head_;
+};
+
+void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_out) {
+    require(sequences >= 1 && sequences <= limits_.max_sequences, "sequences of a step: " + std::to_string(sequences) + ", limit " + std::to_string(limits_.max_sequences));
+    int64_t count = 0;
+    for (int64_t s = 0; s < sequences; ++s) {
+        const int64_t start = starts[(size_t)s], n = counts[(size_t)s];
+        require(start >= 0 && n >= 1 && start + n <= limits_.table_stride * kBlock && count + n <= limits_.max_tokens,
+                "sequence " + std::to_string(s) + " of the step has tokens " + std::to_string(start) + ".." + std::to_string(start + n) +
+                    " outside the limits");
+        const int32_t* table = block_tables.data() + s * limits_.table_stride;
+        if (blocks_ > 0)
+            for (int64_t b = 0; b < ceil_div(start + n, kBlock); ++b)
+                require(table[b] >= 0 && table[b] < blocks_, "block " + std::to_string(table[b]) + " is outside the pool of " + std::to_string(blocks_));
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t position = start + i;
+            positions_[(size_t)(count + i)] = (int32_t)position;
+            slots_[(size_t)(count + i)] = table[position / kBlock] * kBlock + (int32_t)(position % kBlock);
+            const int32_t token = tokens[(size_t)(count + i)];
+            require(token >= 0 && token < limits_.vocab, "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(limits_.vocab));
+        }
+        count += n;
+    }
+    require(rows >= 0 && rows <= count, "logit rows");
+    for (int64_t r = 0; r < rows; ++r)
+        require(logit_rows[(size_t)r] >= 0 && logit_rows[(size_t)r] < count, "logit row " + std::to_string(logit_rows[(size_t)r]) + " is outside the step");
+    step_tokens_ = count;
+    sampler_ = sampler;
+    logits_out_ = logits_out;
+    require(!sampler || (rows <= sampler->max_rows() && threads() <= sampler->max_workers() && sampler->vocab() == limits_.vocab),
+            "the sampler has too few rows or workers, or another vocabulary");
+    for (auto& w : work_) build_work(*w, sequences);
+    for (auto& op : body_) prepare(op, step_tokens_);
+    if (profiling_) operation_start_ = std::chrono::steady_clock::now();
+    // Heads run in slices of rows, so that the logits of a long prompt never all exist at once.
+    bool body = true;
+    for (first_row_ = 0; body || first_row_ < rows; first_row_ += limits_.head_rows) {
+        step_rows_ = std::min(limits_.head_rows, rows - first_row_);
+        const bool head = step_rows_ > 0 && !head_.empty();
+        if (head)
+            for (auto& op : head_) prepare(op, step_rows_);
+        StepJob job(*this, body, head);
+        pool_.run(job);
+        body = false;
+    }
+}
+
+void Plan::set_profiling(bool on) {
+    profiling_ = on;
+    profile_.clear();
+}
+
+void Plan::count(const Operation& op, double seconds) {
+    // Layers are added up: "layer 3 qkv" counts as "qkv".
+    OperationProfile* entry = nullptr;
+    for (auto& p : profile_)
+        if (p.name == op.name) entry = &p;
+    if (!entry) {
+        profile_.push_back({op.name, 0, 0, 0, 0});
+        entry = &profile_.back();
+    }
+    ++entry->calls;
+    entry->seconds += seconds;
+    const double rows = (double)rows_of(op);
+    if (op.kind == Kind::Linear) {
+        const WeightView& w = op.linear.w;
+        const double scale_bytes = (double)(w.columns * w.groups * (w.scale_f16 ? 2 : 4)) * (w.minimums ? 2 : 1);
+        entry->bytes += (double)(w.columns / kPanel * w.panel_bytes) + scale_bytes;
+        entry->operations += 2.0 * rows * (double)w.columns * (double)w.k_padded;
+    } else if (op.kind == Kind::Attention) {
+        const AttentionArgs& a = op.attention;
+        for (const auto& item : work_list(a).items) {
+            const double heads = item.head_end - item.head_begin;
+            const double end = std::min<double>(positions_[(size_t)item.token_end - 1] + 1, item.span_end * kSpan);
+            const double keys = std::max(0.0, end - item.span_begin * kSpan);
+            entry->bytes += keys * heads * 2 * a.head_dim * (a.kv_f32 ? 4 : 2);
+            entry->operations += 4.0 * keys * heads * (a.q_heads / a.kv_heads) * a.head_dim * (item.token_end - item.token_begin);
+        }
+    }
+}
+
+}  // namespace octavo

@@ -1,0 +1,144 @@
+// A compiled model: a flat list of operations over one arena, run for a whole step in one call.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernel_table.h"
+#include "memory.h"
+#include "packed_weight.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+class Sampler;
+
+// A value in the arena: offsets in bytes; the last three only for int8.
+struct Activation {
+    Act form = Act::F32;
+    int64_t width = 0;
+    int group = 32;
+    int64_t data = 0, scales = 0, scaled_sums = 0, sums = 0;
+    static int64_t row_bytes(Act form, int64_t width) { return width * (form == Act::F32 ? 4 : form == Act::BF16 ? 2 : 1); }
+};
+
+struct StepLimits {
+    int64_t max_tokens = 0;      // per step
+    int64_t max_sequences = 0;   // per step
+    int64_t table_stride = 0;    // blocks of a sequence at the most
+    int64_t head_rows = 0;       // rows of logits held at once
+    int64_t vocab = 0;
+};
+
+struct OperationProfile {
+    std::string name;
+    int64_t calls = 0;
+    double seconds = 0, bytes = 0, operations = 0;
+};
+
+class Plan {
+  public:
+    Plan(const std::string& level, int threads, const StepLimits& limits, int64_t arena_bytes);
+    ~Plan();
+
+    // Building. Offsets are checked against the arena; a wrong one throws std::invalid_argument.
+    void add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale);
+    void add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
+                  const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather);
+    void add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
+                    Epilogue epilogue, const Activation& out, int64_t out_columns);
+    void add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
+                  const std::vector<float>& cos, const std::vector<float>& sin, const std::vector<float>& q_norm,
+                  const std::vector<float>& k_norm, float norm_eps, const Activation& q);
+    void add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
+                       float softcap, int window, const Activation& out);
+    void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
+                         const Activation& out);
+    void begin_head();  // the operations that follow work on the rows whose logits are wanted
+    void set_logits(const Activation& logits);
+    // Makes the KV pool; every layer has `blocks` blocks. Call after the last add_rope.
+    void make_pool(int64_t blocks, bool kv_f32);
+
+    // One step. Inputs are in the public arrays. Throws std::invalid_argument when an input is out of range.
+    // rows: logit rows wanted; with a sampler, row i is sampled as its row i; with logits_out, raw logits are copied there.
+    void run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_out);
+    void copy_blocks(const int32_t* pairs, int64_t count);
+
+    std::vector<int32_t> tokens, starts, counts, block_tables, logit_rows;
+
+    const StepLimits& limits() const { return limits_; }
+    int threads() const { return pool_.threads(); }
+    const char* level() const { return kernels_.name; }
+    uint8_t* arena() { return arena_.data(); }
+    int64_t arena_bytes() const { return (int64_t)arena_.size(); }
+    int64_t block_bytes() const { return block_bytes_ * layers_; }
+    void set_profiling(bool on);
+    std::vector<OperationProfile> profile() const { return profile_; }
+
+  private:
+    enum class Kind { Embed, Norm, Linear, Rope, Attention, Merge, Elementwise, Sample };
+    struct Operation {
+        Kind kind;
+        std::string name;
+        int64_t rows_per_tile = 1;
+        int64_t tiles = 0;
+        EmbedArgs embed;
+        NormArgs norm;
+        LinearArgs linear;
+        RopeArgs rope;
+        AttentionArgs attention;
+        ElementwiseArgs elementwise;
+        int layer = 0;
+    };
+    struct Merge {
+        int32_t token, partial, spans, tokens;
+    };
+    // The spans that an attention operation splits its work into; shared by all layers with the same window and head shape.
+    struct WorkList {
+        int window, q_heads, kv_heads;
+        std::vector<AttentionItem> items;
+        std::vector<Merge> merges;
+    };
+    class StepJob;
+
+    ActView view(const Activation& a, int64_t rows) const;
+    const float* keep(const std::vector<float>& values, int64_t padded = 0);
+    Operation& add(Kind kind, std::string name);
+    void prepare(Operation& op, int64_t rows);
+    void prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const;
+    void build_work(WorkList& work, int64_t sequences);
+    WorkList& work_list(const AttentionArgs& args);
+    void run_tile(Operation& op, int64_t tile, int worker);
+    void count(const Operation& op, double seconds);
+    int64_t rows_of(const Operation& op) const;
+
+    const KernelTable& kernels_;
+    StepLimits limits_;
+    Region arena_;
+    std::unique_ptr<Region> kv_;
+    ThreadPool pool_;
+    std::vector<Operation> body_, head_;
+    bool in_head_ = false;
+    std::vector<std::unique_ptr<float[]>> constants_;
+    std::vector<std::shared_ptr<PackedWeight>> weights_;
+    std::vector<int32_t> positions_, slots_;
+    std::vector<std::unique_ptr<WorkList>> work_;
+    std::vector<float> partials_;
+    int64_t partial_slots_ = 0;
+    std::unique_ptr<Region> scratch_;
+    int64_t scratch_bytes_ = 0;
+    int64_t blocks_ = 0, block_bytes_ = 0;
+    int layers_ = 0;
+    bool kv_f32_ = false;
+    int64_t step_tokens_ = 0, step_rows_ = 0;
+    Activation logits_;
+    Sampler* sampler_ = nullptr;
+    float* logits_out_ = nullptr;
+    int64_t first_row_ = 0;
+    bool profiling_ = false;
+    std::vector<OperationProfile> profile_;
+    std::chrono::steady_clock::time_point operation_start_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,241 @@
+// The vector type of the instruction set a file is compiled for, and the few primitives whose code depends on it.
+// Everything else is written once over these types. Included only by native/kernels/*.cpp.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "common.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#ifndef OCTAVO_ISA
+#error "OCTAVO_ISA names the namespace of this instruction-set level"
+#endif
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+#if defined(__AVX512F__)
+constexpr int VB = 64;
+#elif defined(__AVX2__)
+constexpr int VB = 32;
+#else
+constexpr int VB = 16;
+#endif
+constexpr int L = VB / 4;         // 32-bit lanes of a vector
+constexpr int PV = kPanelRowBytes / VB;  // vectors of a panel row
+
+typedef float vf __attribute__((vector_size(VB)));
+typedef int32_t vi __attribute__((vector_size(VB)));
+typedef uint32_t vu __attribute__((vector_size(VB)));
+
+template <class V>
+OCTAVO_INLINE V load(const void* p) {
+    V v;
+    __builtin_memcpy(&v, p, sizeof(V));
+    return v;
+}
+template <class V>
+OCTAVO_INLINE void store(void* p, V v) {
+    __builtin_memcpy(p, &v, sizeof(V));
+}
+OCTAVO_INLINE vf splat(float x) { return x - vf{}; }
+OCTAVO_INLINE vi splat(int32_t x) { return x - vi{}; }
+OCTAVO_INLINE vu splat(uint32_t x) { return x - vu{}; }
+OCTAVO_INLINE uint32_t load_u32(const void* p) {
+    uint32_t x;
+    __builtin_memcpy(&x, p, 4);
+    return x;
+}
+OCTAVO_INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
+OCTAVO_INLINE vf select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
+OCTAVO_INLINE vf vmax(vf a, vf b) { return select((vi)(a > b), a, b); }
+OCTAVO_INLINE vf vmin(vf a, vf b) { return select((vi)(a < b), a, b); }
+OCTAVO_INLINE vf vabs(vf a) { return (vf)((vi)a & 0x7fffffff); }
+
+// a * b + c with one rounding where the instruction set has it.
+OCTAVO_INLINE vf fma(vf a, vf b, vf c) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+// Fixed-order sums and maxima of the lanes: halves are folded, so the order depends on the vector width alone.
+OCTAVO_INLINE float sum_lanes(vf v) {
+    float t[L];
+    store(t, v);
+    for (int w = L / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; ++i) t[i] += t[i + w];
+    return t[0];
+}
+OCTAVO_INLINE float max_lanes(vf v) {
+    float t[L];
+    store(t, v);
+    for (int w = L / 2; w > 0; w /= 2)
+        for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+    return t[0];
+}
+
+// bf16 pairs: low half is the even k. acc += w.even * a.even + w.odd * a.odd
+OCTAVO_INLINE vf bf16_even(vu x) { return (vf)(x << 16); }
+OCTAVO_INLINE vf bf16_odd(vu x) { return (vf)(x & 0xffff0000u); }
+OCTAVO_INLINE vf dot2_bf16(vf acc, vu w, vu a) {
+#if defined(__AVX512BF16__)
+    return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
+#else
+    acc = fma(bf16_even(w), bf16_even(a), acc);
+    return fma(bf16_odd(w), bf16_odd(a), acc);
+#endif
+}
+
+// Round to nearest even; a NaN stays a (quiet) NaN.
+OCTAVO_INLINE vu bf16_bits(vf x) {
+    vu u = (vu)x;
+    vu rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    vi nan = (vi)(x != x);
+    return ((vu)nan & ((u >> 16) | 0x40u)) | (~(vu)nan & rounded);
+}
+OCTAVO_INLINE uint16_t bf16_bits(float x) {
+    uint32_t u;
+    __builtin_memcpy(&u, &x, 4);
+    if (x != x) return (uint16_t)((u >> 16) | 0x40u);
+    return (uint16_t)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+}
+OCTAVO_INLINE float bf16_value(uint16_t b) {
+    uint32_t u = (uint32_t)b << 16;
+    float x;
+    __builtin_memcpy(&x, &u, 4);
+    return x;
+}
+OCTAVO_INLINE void store_bf16(void* p, vf x) {
+    typedef uint16_t vh __attribute__((vector_size(VB / 2)));
+    store(p, __builtin_convertvector(bf16_bits(x), vh));
+}
+
+// L half-precision values to f32, exactly.
+OCTAVO_INLINE vf load_f16(const void* p) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_cvtph_ps((__mmask16)-1, _mm256_loadu_si256((const __m256i*)p));
+#elif defined(__F16C__)
+    return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__aarch64__)
+    return (vf)vcvt_f32_f16(vld1_f16((const float16_t*)p));
+#else
+    typedef uint16_t vh __attribute__((vector_size(VB / 2)));
+    vu h = __builtin_convertvector(load<vh>(p), vu);
+    vu sign = (h & 0x8000u) << 16;
+    // Exponent and mantissa moved to f32 position, then scaled by 2^112: right for subnormals too.
+    vf magnitude = (vf)((h & 0x7fffu) << 13) * splat(0x1p112f);
+    vi special = (vi)((h & 0x7c00u) == 0x7c00u);
+    vu infinite = ((h & 0x03ffu) << 13) | 0x7f800000u;
+    return (vf)(sign | ((vu)special & infinite) | (~(vu)special & (vu)magnitude));
+#endif
+}
+OCTAVO_INLINE float f16_value(uint16_t h) {
+    uint16_t t[L] = {h};
+    return load_f16(t)[0];
+}
+
+// acc[lane] += sum of 4 products (w - kDotBias) * a, w unsigned bytes, a signed bytes in [-127, 127].
+#if defined(__AVX512VNNI__)
+constexpr int kDotBias = 0;
+OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
+OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) { return dot4(acc, w, a); }
+#elif defined(__AVX2__)
+constexpr int kDotBias = 128;
+OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) {  // w <= 15: sums of two products stay far inside int16
+    __m256i pairs = _mm256_maddubs_epi16((__m256i)w, (__m256i)a);
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) {  // |w - 128| * (a with the sign of w - 128): 2 * 128 * 127 fits int16
+    __m256i s = (__m256i)(w ^ 0x80808080u);
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8((__m256i)a, s));
+    return acc + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int kDotBias = 128;
+OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) {
+    return (vi)vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)a);
+}
+OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) { return dot4_nibble(acc, w ^ 0x80808080u, a); }
+#elif defined(__SSE2__)
+constexpr int kDotBias = 0;
+OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) {  // bytes 0,2 and 1,3 as int16 pairs
+    __m128i w02 = (__m128i)(w & 0x00ff00ffu), w13 = (__m128i)((w >> 8) & 0x00ff00ffu);
+    __m128i a02 = _mm_srai_epi16(_mm_slli_epi16((__m128i)a, 8), 8), a13 = _mm_srai_epi16((__m128i)a, 8);
+    return acc + (vi)_mm_madd_epi16(w02, a02) + (vi)_mm_madd_epi16(w13, a13);
+}
+OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) { return dot4(acc, w, a); }
+#else
+constexpr int kDotBias = 0;
+OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) {
+    for (int b = 0; b < 4; ++b) {
+        vi wb = (vi)((w >> (8 * b)) & 0xffu);
+        vi ab = ((vi)(a << (24 - 8 * b))) >> 24;
+        acc += wb * ab;
+    }
+    return acc;
+}
+OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) { return dot4(acc, w, a); }
+#endif
+
+// e^x for x <= 88, to about 1 ulp: 2^n * p(r), |r| <= ln2/2. Below -87 the result is 0.
+OCTAVO_INLINE vf vexp(vf x) {
+    vf clamped = vmin(vmax(x, splat(-87.0f)), splat(88.0f));
+    vf t = clamped * splat(1.44269504088896341f);
+    vf shifted = t + splat(12582912.0f);  // round to nearest integer: 1.5 * 2^23
+    vf n = shifted - splat(12582912.0f);
+    vf r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440054690583e-4f), r);
+    vf p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    vf y = fma(p, r * r, r) + splat(1.0f);
+    vi exponent = ((vi)shifted - 0x4b400000 + 127) << 23;
+    vf result = y * (vf)exponent;
+    vi dead = (vi)(x < splat(-87.0f));
+    result = (vf)(~dead & (vi)result);
+    return select((vi)(x != x), x, result);
+}
+
+OCTAVO_INLINE vf vsilu(vf x) { return x / (splat(1.0f) + vexp(-x)); }
+
+// tanh through e^2x, exact enough where it matters (absolute error under 2e-7).
+OCTAVO_INLINE vf vtanh(vf x) {
+    vf c = vmin(vmax(x, splat(-15.0f)), splat(15.0f));
+    vf e = vexp(c + c);
+    vf y = (e - splat(1.0f)) / (e + splat(1.0f));
+    return select((vi)(x != x), x, y);
+}
+OCTAVO_INLINE vf vgelu_tanh(vf x) {
+    vf inner = splat(0.7978845608028654f) * fma(splat(0.044715f) * x * x, x, x);
+    return splat(0.5f) * x * (splat(1.0f) + vtanh(inner));
+}
+// erf by Abramowitz and Stegun 7.1.26 (absolute error 1.5e-7).
+OCTAVO_INLINE vf vgelu(vf x) {
+    vf z = x * splat(0.70710678118654752f);
+    vf a = vabs(z);
+    vf t = splat(1.0f) / fma(splat(0.3275911f), a, splat(1.0f));
+    vf p = splat(1.061405429f);
+    p = fma(p, t, splat(-1.453152027f));
+    p = fma(p, t, splat(1.421413741f));
+    p = fma(p, t, splat(-0.284496736f));
+    p = fma(p, t, splat(0.254829592f));
+    vf y = splat(1.0f) - p * t * vexp(-a * a);
+    vf erf = select((vi)(z < vf{}), -y, y);
+    return splat(0.5f) * x * (splat(1.0f) + erf);
+}
+
+}  // namespace octavo::OCTAVO_ISA

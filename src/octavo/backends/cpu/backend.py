@@ -1,0 +1,188 @@
+"""The back end the engine drives: fills a step's arrays, makes one native call, reads what was sampled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo._native import Plan, Sampler, available_levels
+from octavo.backends.cpu.lowering import BLOCK_SIZE, WeightSource, lower
+from octavo.backends.cpu.packing import pack_all
+from octavo.backends.cpu.sizes import is_f32_kv, step_shape
+from octavo.backends.interface import SampledToken, StepBatch, StepOutput
+from octavo.errors import ConfigError, ParameterError
+from octavo.models.graph import Graph
+from octavo.sampling.rows import SamplerBatch
+
+__all__ = ["CpuBackend", "instruction_set"]
+
+Float32Array = NDArray[np.float32]
+
+
+def instruction_set() -> str:
+    """The instruction-set level in use: the best this machine runs, or what OCTAVO_ISA asks for."""
+    levels = available_levels()
+    wanted = os.environ.get("OCTAVO_ISA", "")
+    if wanted and wanted not in levels:
+        raise ConfigError(f"OCTAVO_ISA is {wanted!r}; this build and machine have {', '.join(levels)}")
+    return wanted or str(levels[-1])
+
+
+class CpuBackend:
+    """A model on the CPU, over a paged KV cache of `num_blocks` blocks of 16 tokens."""
+
+    block_size = BLOCK_SIZE
+
+    def __init__(self, plan: Plan, *, num_blocks: int, vocab_size: int, max_model_len: int, max_rows: int) -> None:
+        self.plan = plan
+        self.num_blocks = num_blocks
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self._sampler = Sampler(vocab_size, max_rows, vocab_size, plan.threads)
+        self._rows = SamplerBatch(self._sampler)
+        self._max_rows = max_rows
+        self._tokens, self._starts, self._counts = plan.tokens, plan.starts, plan.counts
+        self._tables, self._logit_rows = plan.block_tables, plan.logit_rows
+
+    @classmethod
+    def load(
+        cls,
+        graph: Graph,
+        source: WeightSource,
+        *,
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
+        max_num_batched_tokens: int = 2048,
+        max_num_seqs: int = 64,
+        max_model_len: int,
+        num_blocks: int,
+        threads: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CpuBackend:
+        """Pack the weights and build the plan of a rewritten graph."""
+        shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
+        kv_f32 = is_f32_kv(kv_cache_dtype)
+        lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
+        weights = pack_all(lowered.packings, threads, progress)
+        plan = lowered.build(instruction_set(), threads, weights)
+        # Blocks past the engine's own serve prompt_logits; like all of the pool they take memory only once written.
+        plan.make_pool(num_blocks + shape.max_blocks, kv_f32)
+        return cls(
+            plan,
+            num_blocks=num_blocks,
+            vocab_size=graph.vocab_size,
+            max_model_len=max_model_len,
+            max_rows=max_num_batched_tokens,
+        )
+
+    def execute(self, batch: StepBatch) -> StepOutput:
+        """Run one step; see `octavo.backends.interface.Backend`."""
+        if batch.copies:
+            self.plan.copy_blocks(np.array(batch.copies, np.int32).reshape(-1, 2))
+        tokens, tables, logit_rows, rows = self._tokens, self._tables, self._logit_rows, self._rows
+        rows.begin()
+        token = row = 0
+        starts, counts = [], []
+        scored = False
+        sampled: list[int] = []
+        for index, work in enumerate(batch.work):
+            start, count = work.start, work.count
+            end = start + count
+            if count == 1:
+                tokens[token] = work.token_ids[start]
+            else:
+                tokens[token : token + count] = work.token_ids[start:end]
+            blocks = (end + BLOCK_SIZE - 1) // BLOCK_SIZE
+            tables[index, :blocks] = work.block_table[:blocks]
+            starts.append(start)
+            counts.append(count)
+            if work.prompt_logprobs:
+                assert work.row is not None
+                wanted, top = count - (1 if work.sample else 0), work.row.num_prompt_top or 0
+                for i in range(wanted):
+                    logit_rows[row] = token + i
+                    rows.fill_prompt_row(row, int(work.token_ids[start + i + 1]), top)
+                    row += 1
+                scored = True
+            if work.sample:
+                assert work.row is not None
+                logit_rows[row] = token + count - 1
+                rows.fill(row, work.row, end)
+                row += 1
+                sampled.append(index)
+            token += count
+        self._starts[: len(starts)] = starts
+        self._counts[: len(counts)] = counts
+        self.plan.run(len(batch.work), row, self._sampler)
+        results = rows.results(row)
+        if not scored:
+            if len(sampled) == len(batch.work):
+                return StepOutput(list(results))
+            output: list[SampledToken | None] = [None] * len(batch.work)
+            for index, result in zip(sampled, results, strict=True):
+                output[index] = result
+            return StepOutput(output)
+        return _with_prompt_rows(batch, results)
+
+    def prompt_logits(self, token_ids: Sequence[int]) -> Float32Array:
+        """Raw logits [n, vocab] after every position of a prompt; the KV cache of the engine is not touched."""
+        n = len(token_ids)
+        if not 1 <= n <= self.max_model_len:
+            raise ParameterError("prompt_token_ids", n, f"1 to {self.max_model_len} tokens")
+        logits = np.empty((n, self.vocab_size), np.float32)
+        ids = np.asarray(token_ids, np.int32)
+        if ids.min() < 0 or ids.max() >= self.vocab_size:
+            raise ParameterError("prompt_token_ids", int(ids.max()), f"token ids from 0 to {self.vocab_size - 1}")
+        blocks = self._tables.shape[1]
+        self._tables[0, :] = np.arange(self.num_blocks, self.num_blocks + blocks, dtype=np.int32)
+        step = self._tokens.shape[0]
+        for start in range(0, n, step):
+            count = min(step, n - start)
+            self._tokens[:count] = ids[start : start + count]
+            self._starts[0], self._counts[0] = start, count
+            self._logit_rows[:count] = np.arange(count)
+            self.plan.run(1, count, None, logits[start : start + count])
+        return logits
+
+    def set_profiling(self, on: bool) -> None:
+        """Measure every native operation from now on, or stop; clears what was measured."""
+        self.plan.set_profiling(on)
+
+    def profile(self) -> list[dict[str, Any]]:
+        """Time, share and rates per kind of operation since profiling was switched on, most expensive first."""
+        entries = self.plan.profile()
+        total = sum(entry["seconds"] for entry in entries) or 1.0
+        return [
+            {
+                "op": entry["op"],
+                "calls": entry["calls"],
+                "time_ms": entry["seconds"] * 1e3,
+                "share": entry["seconds"] / total,
+                "GBps": entry["bytes"] / entry["seconds"] / 1e9 if entry["seconds"] else 0.0,
+                "GOPS": entry["operations"] / entry["seconds"] / 1e9 if entry["seconds"] else 0.0,
+            }
+            for entry in sorted(entries, key=lambda each: -each["seconds"])
+        ]
+
+    def close(self) -> None:
+        """Let go of the plan; its memory is freed with the last reference to it."""
+        for name in ("plan", "_tokens", "_starts", "_counts", "_tables", "_logit_rows"):
+            self.__dict__.pop(name, None)
+
+
+def _with_prompt_rows(batch: StepBatch, results: list[SampledToken]) -> StepOutput:
+    """Results of a step some of whose sequences had prompt tokens scored, in the order rows were filled."""
+    sampled: list[SampledToken | None] = []
+    prompts: list[list[SampledToken] | None] = []
+    row = 0
+    for work in batch.work:
+        wanted = work.count - (1 if work.sample else 0) if work.prompt_logprobs else 0
+        prompts.append(results[row : row + wanted] if work.prompt_logprobs else None)
+        row += wanted
+        sampled.append(results[row] if work.sample else None)
+        row += 1 if work.sample else 0
+    return StepOutput(sampled, prompts)

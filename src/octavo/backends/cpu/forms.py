@@ -1,0 +1,107 @@
+"""In which packed form the weights of a linear are run: the one that holds all of them without loss, or the one asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo._native import Act, Form, PackedWeight
+from octavo.errors import ModelError
+from octavo.quantization import quantized_view
+from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
+
+__all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
+
+# "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
+QUANTIZATIONS = (None, "none", "w8", "w4", "f32")
+
+_BITS = {"w8": 8, "w4": 4}
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """A packed form: what `PackedWeight` needs to know besides the shape. `group` is 0 for bf16 and f32."""
+
+    form: Form
+    group: int = 0
+    zero: int = 0
+    minimum: bool = False
+    scale_f16: bool = False
+
+    @property
+    def affine(self) -> bool:
+        return self.form in (Form.W8, Form.W4)
+
+    @property
+    def activation(self) -> tuple[Act, int]:
+        """The activations this form is multiplied with: kind, and k per scale for int8."""
+        if self.affine:
+            return Act.I8, 16 if self.group == 16 else 32
+        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32
+
+    def nbytes(self, columns: int, k: int) -> int:
+        """Packed size of a weight of this form, padding included."""
+        return int(PackedWeight.bytes_needed(self.form, columns, k, self.group, self.minimum, self.scale_f16))
+
+    def __str__(self) -> str:
+        if not self.affine:
+            return "bf16" if self.form == Form.BF16 else "f32"
+        return f"w{8 if self.form == Form.W8 else 4} group {self.group}{' affine' if self.minimum else ''}"
+
+
+def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[WeightForm, list[Tensor]]:
+    """The form of one linear made of `tensors` (q, k, v; gate, up; or one), and the tensors as they are to be read.
+
+    Without `quantization` quantised tensors keep their own codes. Tensors of different affine forms share the one that
+    holds them all: the wider codes, the smaller group, minima in place of unequal zero points.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization {quantization!r} is not one of {QUANTIZATIONS}")
+    if quantization == "f32":
+        return WeightForm(Form.F32), list(tensors)
+    if quantization in _BITS:
+        tensors = [quantized_view(tensor, 8 if quantization == "w8" else 4) for tensor in tensors]
+    affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
+    if quantization == "none" or len(affine) < len(tensors):
+        return WeightForm(Form.BF16), list(tensors)
+    zeros = {tensor.zero for tensor in affine}
+    minimum = any(tensor.has_minimum for tensor in affine) or len(zeros) > 1
+    zero = 0 if minimum else zeros.pop()
+    group = min(tensor.group for tensor in affine)
+    if any(tensor.group % group for tensor in affine):
+        raise ModelError(
+            f"tensors {', '.join(tensor.name for tensor in affine)} have groups that do not divide each other: "
+            f"{[tensor.group for tensor in affine]}"
+        )
+    # A zero point folded into a minimum may need more bits than an f16 has.
+    folded = minimum and any(tensor.zero for tensor in affine)
+    form = WeightForm(
+        Form.W8 if any(tensor.bits == 8 for tensor in affine) else Form.W4,
+        group,
+        zero,
+        minimum,
+        scale_f16=not folded and all(tensor.scale_dtype == "f16" for tensor in affine),
+    )
+    return form, list(affine)
+
+
+def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -> AffineRows:
+    """Rows of a tensor in a form `choose_form` gave for it: the same values in the form's group and zero point."""
+    codes, scales, minimums = tensor.read(start, stop)
+    repeats = min(tensor.group, tensor.shape[1]) // form.group
+    if repeats > 1:
+        scales = np.repeat(scales, repeats, axis=1)
+        minimums = None if minimums is None else np.repeat(minimums, repeats, axis=1)
+    if form.minimum:
+        offset = scales * np.float32(-tensor.zero)
+        minimums = offset if minimums is None else minimums + offset if tensor.zero else minimums
+    return AffineRows(codes, scales, minimums)
+
+
+def is_lossy(tensor: Tensor, form: WeightForm) -> bool:
+    """Whether running `tensor` in `form` changes its values (f32 or f16 rounded to bf16, or quantised while loading)."""
+    if isinstance(tensor, DenseTensor):
+        return form.form == Form.BF16 and tensor.dtype != "bf16"
+    return form.form == Form.BF16 or not tensor.exact

@@ -1,0 +1,382 @@
+"""From a rewritten graph to the operations of a native plan: forms of weights and activations, buffers, one arena."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo._native import Act, Elementwise, Epilogue, PackedWeight, Plan
+from octavo.backends.cpu.arena import Buffer, place
+from octavo.backends.cpu.forms import WeightForm, choose_form
+from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
+from octavo.errors import ModelError
+from octavo.models import graph as ir
+from octavo.weights.tensors import Tensor
+
+__all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "lower"]
+
+BLOCK_SIZE = 16
+# Rows of logits that exist at once; more are computed slice by slice.
+HEAD_ROWS = 64
+_K_PAD = 32
+_NO_ARRAY = None
+
+Float32Array = NDArray[np.float32]
+Requirement = tuple[Act, int]  # form of activations, k per scale
+
+_EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
+# Plain float32 rows; (Act.F32, 32) are rows padded with zeros to a multiple of 32, as products want them.
+_F32: Requirement = (Act.F32, 0)
+
+
+class WeightSource(Protocol):
+    """What lowering needs of a checkpoint."""
+
+    def tensor(self, name: str) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The largest step: tokens, sequences, and blocks per sequence."""
+
+    max_tokens: int
+    max_sequences: int
+    max_blocks: int
+
+    @property
+    def head_rows(self) -> int:
+        return min(HEAD_ROWS, self.max_tokens)
+
+
+@dataclass
+class _Operation:
+    """An operation of the plan to be: buffers it touches, and the call that adds it once they are placed."""
+
+    buffers: tuple[Buffer, ...]
+    add: Callable[[Plan, Sequence[PackedWeight]], None]
+
+
+@dataclass
+class Lowered:
+    """A graph ready to be built: what to pack, the operations, and the arena they need."""
+
+    shape: StepShape
+    vocab_size: int
+    kv_f32: bool
+    packings: list[Packing] = field(default_factory=list)
+    body: list[_Operation] = field(default_factory=list)
+    head: list[_Operation] = field(default_factory=list)
+    logits: Buffer | None = None
+    arena_bytes: int = 0
+
+    def build(self, level: str, threads: int, weights: Sequence[PackedWeight]) -> Plan:
+        """The native plan, still without a KV pool."""
+        shape = self.shape
+        plan = Plan(
+            level,
+            threads,
+            shape.max_tokens,
+            shape.max_sequences,
+            shape.max_blocks,
+            shape.head_rows,
+            self.vocab_size,
+            self.arena_bytes,
+        )
+        for operation in self.body:
+            operation.add(plan, weights)
+        plan.begin_head()
+        for operation in self.head:
+            operation.add(plan, weights)
+        assert self.logits is not None
+        plan.set_logits(self.logits.activation())
+        return plan
+
+
+def lower(
+    graph: ir.Graph, source: WeightSource, *, quantization: str | None, kv_f32: bool, shape: StepShape
+) -> Lowered:
+    """Choose forms, lay out the arena and list the operations. Reads only descriptions of weights, and small vectors."""
+    return _Lowering(graph, source, quantization, kv_f32, shape).run()
+
+
+class _Lowering:
+    """State of one lowering: the buffers that hold each value, by form."""
+
+    def __init__(
+        self, graph: ir.Graph, source: WeightSource, quantization: str | None, kv_f32: bool, shape: StepShape
+    ) -> None:
+        self.graph = graph
+        self.source = source
+        self.quantization = quantization
+        self.shape = shape
+        self.result = Lowered(shape, graph.vocab_size, kv_f32)
+        self.widths = graph.widths()
+        self.held: dict[ir.Value, dict[Requirement, Buffer]] = defaultdict(dict)
+        self.buffers: list[Buffer] = []
+        self.in_head = False
+        self.gathered: dict[ir.Value, ir.Value] = {}
+        self.packed: dict[tuple[str, ...], int] = {}
+        self.forms: dict[ir.Value, WeightForm] = {}
+        self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
+        self.tables: dict[ir.Rope, tuple[Float32Array, Float32Array]] = {}
+        self.index = 0
+
+    def run(self) -> Lowered:
+        graph = self.graph
+        needs: dict[ir.Value, set[Requirement]] = defaultdict(set)
+        for node in graph.nodes:
+            if isinstance(node, ir.Linear):
+                self.forms[node.output] = self._form(node)
+                needs[node.x].add(self.forms[node.output].activation)
+                if node.residual is not None:
+                    needs[node.residual].add(_F32)
+            elif not isinstance(node, ir.GatherSampled):
+                for value in node.inputs():
+                    needs[value].add(_F32)
+        needs[graph.output].add(_F32)
+        self.needs = needs
+        for self.index, node in enumerate(graph.nodes):
+            self._lower(node)
+        self.result.logits = self.held[graph.output][_F32]
+        # The sampler reads the logits after the last operation. The head runs once per slice of rows, so what it gathers
+        # from has to outlive its last operation too.
+        end = len(self.result.body) + len(self.result.head)
+        self.result.logits.touch(end)
+        for value in self.gathered.values():
+            self.held[value][_F32].touch(end)
+        self.result.arena_bytes = place(self.buffers)
+        return self.result
+
+    # Buffers
+
+    def _rows(self) -> int:
+        return self.shape.head_rows if self.in_head else self.shape.max_tokens
+
+    def _buffer(self, requirement: Requirement, width: int) -> Buffer:
+        form, group = requirement
+        padded = width if requirement == _F32 else -(-width // _K_PAD) * _K_PAD
+        buffer = Buffer(form, padded, self._rows(), group or _K_PAD)
+        self.buffers.append(buffer)
+        return buffer
+
+    def _emit(self, buffers: Sequence[Buffer], add: Callable[[Plan, Sequence[PackedWeight]], None]) -> None:
+        operations = self.result.head if self.in_head else self.result.body
+        position = len(self.result.body) + len(self.result.head)
+        for buffer in buffers:
+            buffer.touch(position)
+        operations.append(_Operation(tuple(buffers), add))
+
+    def _get(self, value: ir.Value, requirement: Requirement, name: str) -> Buffer:
+        """The value in a form, converted from float32 when it is not held in it."""
+        forms = self.held[value]
+        if requirement not in forms:
+            source, width = forms[_F32], self.widths[value]
+            target = self._buffer(requirement, width)
+            self._emit(
+                (source, target),
+                lambda plan, _: plan.add_norm(
+                    name, source.activation(), width, None, None, 0.0, False, target.activation()
+                ),
+            )
+            forms[requirement] = target
+        return forms[requirement]
+
+    # Weights
+
+    def _vector(self, name: str) -> Float32Array:
+        return np.ascontiguousarray(self.source.tensor(name).read_f32(), np.float32)
+
+    def _tensors(self, names: Sequence[str]) -> list[Tensor]:
+        return [self.source.tensor(name) for name in names]
+
+    def _form(self, node: ir.Linear) -> WeightForm:
+        return choose_form(self._tensors(node.weights), self.quantization)[0]
+
+    def _pack(self, names: tuple[str, ...], columns: Sequence[NDArray[np.int32]], count: int) -> int:
+        """Index of the packed weight; the tied embedding and head share one."""
+        if names not in self.packed:
+            form, tensors = choose_form(self._tensors(names), self.quantization)
+            self.packed[names] = len(self.result.packings)
+            self.result.packings.append(Packing(tuple(tensors), form, tuple(columns), count))
+        return self.packed[names]
+
+    # Nodes
+
+    def _lower(self, node: ir.Node) -> None:
+        match node:
+            case ir.Embedding():
+                self._embedding(node)
+            case ir.RmsNorm() | ir.LayerNorm():
+                self._norm(node)
+            case ir.Linear():
+                self._linear(node)
+            case ir.Attention():
+                self._attention(node)
+            case ir.GatherSampled():
+                self.in_head = True
+                self.gathered[node.output] = node.x
+            case ir.Add():
+                self._elementwise(node, "add", Elementwise.Add, node.a, node.b)
+            case ir.SiluMul():
+                self._elementwise(node, "silu_mul", Elementwise.SiluMul, node.gate, node.up)
+            case ir.GeluMul():
+                kind = Elementwise.GeluTanhMul if node.tanh else Elementwise.GeluMul
+                self._elementwise(node, "gelu_mul", kind, node.gate, node.up)
+            case ir.Gelu():
+                self._elementwise(node, "gelu", Elementwise.GeluTanh if node.tanh else Elementwise.Gelu, node.x)
+            case ir.Scale():
+                self._elementwise(node, "scale", Elementwise.Scale, node.x, scalar=node.factor)
+            case ir.SoftCap():
+                self._elementwise(node, "softcap", Elementwise.Softcap, node.x, scalar=node.cap)
+            case _:
+                raise ModelError(f"the CPU back end has no operation {type(node).__name__}")
+
+    def _embedding(self, node: ir.Embedding) -> None:
+        columns, count = stacked_columns([node.vocab_size])
+        weight = self._pack((node.weight,), columns, count)
+        out = self.held[node.output][_F32] = self._buffer(_F32, node.hidden_size)
+        self._emit(
+            (out,), lambda plan, weights: plan.add_embed("embedding", weights[weight], out.activation(), node.scale)
+        )
+
+    def _norm(self, node: ir.RmsNorm | ir.LayerNorm) -> None:
+        value = self.gathered.get(node.x, node.x)
+        source, width = self.held[value][_F32], self.widths[node.x]
+        scale = self._vector(node.weight)
+        if isinstance(node, ir.RmsNorm) and node.plus_one:
+            scale = scale + np.float32(1.0)
+        bias = self._vector(node.bias) if isinstance(node, ir.LayerNorm) and node.bias is not None else _NO_ARRAY
+        layer, gather = isinstance(node, ir.LayerNorm), node.x in self.gathered
+        name = "head norm" if gather else "norm"
+        for requirement in sorted(self.needs[node.output], key=str):
+            # A norm pads its rows also in float32.
+            target = self._buffer(requirement, -(-width // _K_PAD) * _K_PAD)
+            self.held[node.output][requirement] = target
+            self._emit(
+                (source, target),
+                lambda plan, _, target=target: plan.add_norm(
+                    name, source.activation(), width, scale, bias, node.eps, layer, target.activation(), gather
+                ),
+            )
+
+    def _linear(self, node: ir.Linear) -> None:
+        if node.x in self.gathered:
+            raise ModelError("the CPU back end gathers sampled rows in a norm; this graph has none before its head")
+        form, name = self.forms[node.output], _linear_name(node)
+        x = self._get(node.x, form.activation, f"{name} input")
+        if node.activation is None:
+            columns, count = stacked_columns(node.out_features)
+        else:
+            columns, count = interleaved_columns(node.out_features[0])
+        weight = self._pack(node.weights, columns, count)
+        bias = _NO_ARRAY
+        if any(item is not None for item in node.biases):
+            bias = np.zeros(count, np.float32)
+            for item, places in zip(node.biases, columns, strict=True):
+                if item is not None:
+                    bias[places] = self._vector(item)
+        width = self.widths[node.output]
+        needed = self.needs[node.output]
+        if node.residual is not None:
+            epilogue, out = Epilogue.Add, self._residual(node.residual)
+            self.held[node.output][_F32] = out
+        else:
+            epilogue = Epilogue.Store if node.activation is None else _EPILOGUES[node.activation]
+            requirement = next(iter(needed)) if len(needed) == 1 and node.activation is not None else _F32
+            out = self.held[node.output][requirement] = self._buffer(requirement, width)
+            if requirement != _F32:
+                width = out.width  # the padding too: packed columns past the real ones give zeros
+        self._emit(
+            (x, out),
+            lambda plan, weights: plan.add_linear(
+                name, weights[weight], x.activation(), bias, epilogue, out.activation(), width
+            ),
+        )
+
+    def _residual(self, value: ir.Value) -> Buffer:
+        """A buffer with the residual to add to: its own when nothing reads it later, else a copy."""
+        source = self.held[value][_F32]
+        if self.last_read[value] == self.index and value != self.graph.output:
+            return source
+        copy, width = self._buffer(_F32, self.widths[value]), self.widths[value]
+        self._emit(
+            (source, copy),
+            lambda plan, _: plan.add_elementwise(
+                "copy", Elementwise.Scale, source.activation(), None, width, 1.0, copy.activation()
+            ),
+        )
+        return copy
+
+    def _attention(self, node: ir.Attention) -> None:
+        if len(node.qkv) != 1:
+            raise ModelError("the CPU back end needs q, k and v merged in one value")
+        if node.norm_plus_one:
+            raise ModelError("the CPU back end has no (1 + weight) norm of queries and keys")
+        qkv = self._get(node.qkv[0], _F32, "attention input")
+        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32)
+        q = self._buffer(kind, node.q_heads * node.head_dim)
+        q.width = node.q_heads * node.head_dim
+        out = self.held[node.output][_F32] = self._buffer(_F32, node.q_heads * node.head_dim)
+        norms = [_NO_ARRAY if name is None else self._vector(name) for name in (node.q_norm, node.k_norm)]
+        layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
+        dim = 0 if node.rope is None else node.rope.dim
+        cos, sin = (_NO_ARRAY, _NO_ARRAY) if node.rope is None else self._tables(node.rope)
+        self._emit(
+            (qkv, q),
+            lambda plan, _: plan.add_rope(
+                "rope and append", qkv.activation(), layer, *heads, dim, cos, sin, *norms, node.norm_eps, q.activation()
+            ),
+        )
+        self._emit(
+            (q, out),
+            lambda plan, _: plan.add_attention(
+                "attention",
+                q.activation(),
+                layer,
+                *heads,
+                node.scale,
+                node.softcap or 0.0,
+                node.sliding_window or 0,
+                out.activation(),
+            ),
+        )
+
+    def _tables(self, rope: ir.Rope) -> tuple[Float32Array, Float32Array]:
+        if rope not in self.tables:
+            cos, sin = rope.tables(self.shape.max_blocks * BLOCK_SIZE)
+            self.tables[rope] = (np.ascontiguousarray(cos).reshape(-1), np.ascontiguousarray(sin).reshape(-1))
+        return self.tables[rope]
+
+    def _elementwise(
+        self, node: ir.Node, name: str, kind: Elementwise, a: ir.Value, b: ir.Value | None = None, scalar: float = 1.0
+    ) -> None:
+        first = self._get(a, _F32, name)
+        second = None if b is None else self._get(b, _F32, name)
+        width = self.widths[node.output]
+        out = self.held[node.output][_F32] = self._buffer(_F32, width)
+        self._emit(
+            (first, out) if second is None else (first, second, out),
+            lambda plan, _: plan.add_elementwise(
+                name,
+                kind,
+                first.activation(),
+                None if second is None else second.activation(),
+                width,
+                scalar,
+                out.activation(),
+            ),
+        )
+
+
+def _linear_name(node: ir.Linear) -> str:
+    """What the profile calls it: the weights' own short names, the same in every layer."""
+    if node.layer is None:
+        return "head"
+    short = [name.removesuffix(".weight").rsplit(".", 1)[-1].removesuffix("_proj") for name in node.weights]
+    return ", ".join(short)
+

@@ -1,0 +1,101 @@
+"""Weights from a checkpoint into panels: where each row goes, and streaming them there a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo._native import Form, PackedWeight, Region
+from octavo.backends.cpu.forms import WeightForm, affine_rows
+from octavo.weights.tensors import AffineTensor, Tensor
+
+__all__ = ["Packing", "interleaved_columns", "pack_all", "region_bytes", "stacked_columns"]
+
+# Weights read at once, in elements: small enough to stay in a core's cache share, large enough to hide Python.
+_ELEMENTS_AT_ONCE = 1 << 20
+_PANEL = 16
+_REGION_ALIGNMENT = 64 * 3  # a weight is up to three arrays, each 64-byte aligned
+
+Int32Array = NDArray[np.int32]
+
+
+def stacked_columns(sizes: Sequence[int]) -> tuple[list[Int32Array], int]:
+    """Packed columns of weights one after another, and how many there are."""
+    starts = np.cumsum([0, *sizes])
+    columns = [np.arange(start, start + size, dtype=np.int32) for start, size in zip(starts, sizes, strict=False)]
+    return columns, int(starts[-1])
+
+
+def interleaved_columns(size: int) -> tuple[list[Int32Array], int]:
+    """Packed columns of gate and up, alternating 16 by 16, so that one tile holds both halves of its outputs."""
+    index = np.arange(size, dtype=np.int32)
+    gate = index // _PANEL * 2 * _PANEL + index % _PANEL
+    return [gate, gate + _PANEL], -(-size // _PANEL) * 2 * _PANEL
+
+
+@dataclass(frozen=True)
+class Packing:
+    """One packed weight to be made: its tensors, the form, and the packed column of every row of each tensor."""
+
+    tensors: tuple[Tensor, ...]
+    form: WeightForm
+    columns: tuple[Int32Array, ...]
+    count: int
+
+    @property
+    def k(self) -> int:
+        return self.tensors[0].shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        return self.form.nbytes(self.count, self.k)
+
+    def allocate(self, region: Region) -> PackedWeight:
+        form = self.form
+        return PackedWeight(region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16)
+
+    def fill(self, weight: PackedWeight) -> None:
+        """Read the tensors and pack them; pages of the file that were read are given back."""
+        step = max(1, _ELEMENTS_AT_ONCE // self.k)
+        for tensor, columns in zip(self.tensors, self.columns, strict=True):
+            rows = tensor.shape[0]
+            for start in range(0, rows, step):
+                stop = min(start + step, rows)
+                self._pack(weight, tensor, columns[start:stop], start, stop)
+            tensor.release()
+
+    def _pack(self, weight: PackedWeight, tensor: Tensor, columns: Int32Array, start: int, stop: int) -> None:
+        if self.form.affine:
+            assert isinstance(tensor, AffineTensor)
+            codes, scales, minimums = affine_rows(tensor, self.form, start, stop)
+            contiguous = np.ascontiguousarray
+            lowest = None if minimums is None else contiguous(minimums, np.float32)
+            weight.pack_affine(columns, contiguous(codes), contiguous(scales, np.float32), lowest)
+        elif self.form.form == Form.BF16 and not isinstance(tensor, AffineTensor) and tensor.dtype == "bf16":
+            weight.pack_bf16(columns, np.ascontiguousarray(tensor.read_bf16(start, stop)))
+        else:
+            weight.pack_f32(columns, np.ascontiguousarray(tensor.read_f32(start, stop)))
+
+
+def region_bytes(packings: Sequence[Packing]) -> int:
+    """Memory for all of them, alignment included."""
+    return sum(packing.nbytes + _REGION_ALIGNMENT for packing in packings)
+
+
+def pack_all(
+    packings: Sequence[Packing], threads: int, progress: Callable[[int, int], None] | None = None
+) -> list[PackedWeight]:
+    """Make every weight, `threads` at a time. `progress` is told how many are done, of how many."""
+    region = Region(region_bytes(packings))
+    weights = [packing.allocate(region) for packing in packings]
+    with ThreadPoolExecutor(threads, thread_name_prefix="octavo-pack") as pool:
+        jobs = [pool.submit(packing.fill, weight) for packing, weight in zip(packings, weights, strict=True)]
+        for done, job in enumerate(jobs, 1):
+            job.result()
+            if progress is not None:
+                progress(done, len(jobs))
+    return weights
