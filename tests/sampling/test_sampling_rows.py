@@ -152,6 +152,15 @@ def test_pools_grow_while_a_step_is_filled(make_runner):
             assert [token for token, _ in result.top] == expected.top(k or 0)
 
 
+def test_a_huge_report_does_not_keep_its_memory(make_runner):
+    runner = make_runner(20_000, max_rows=64)
+    row = runner.row(SamplingParams(temperature=0, logprobs=-1))
+    results = runner.many(np.arange(20_000), [(row, 0)] * 60)
+    assert all(result.top[-1][0] == 0 for result in results)
+    assert runner.one(np.arange(20_000), SamplingParams(temperature=0, logprobs=1)).top[0][0] == 19_999
+    assert runner.batch._top_ids.size == 1024
+
+
 def test_long_outputs_grow_the_counts(make_runner):
     row = RowSampling(PENALTIES, 0, vocab_size=3000, prompt_ids=range(5))
     for token in range(2000):

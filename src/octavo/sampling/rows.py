@@ -36,6 +36,8 @@ ERRORS = {
     3: "the sampler refused its parameters",
 }
 
+_KEPT_TOP_ENTRIES = 1 << 20
+
 Ints = NDArray[np.int32]
 _NO_INTS: Ints = np.empty(0, np.int32)
 
@@ -286,6 +288,10 @@ class SamplerBatch:
         """Start a step: nothing of the step before is kept."""
         self._list_end = 0
         self._top_end = 0
+        if self._top_ids.size > _KEPT_TOP_ENTRIES:
+            # Whole-vocabulary reports are rare and large: their memory is not kept for the life of the engine.
+            self._top_ids, self._top_logprobs = np.zeros(1024, np.int32), np.zeros(1024, np.float32)
+            self._set_pools()
 
     def fill(self, index: int, row: RowSampling, position: int) -> None:
         """Make row ``index`` sample the token at ``position`` (the number of tokens before it) of a sequence."""
