@@ -8,20 +8,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from octavo.errors import ParameterError
+from octavo.backends.cpu import CpuSizes, cpu_sizes
+from octavo.errors import CapacityError, ParameterError
 from octavo.frontend.options import EngineOptions
-from octavo.models.graph import GatherSampled, Graph
+from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights
 from octavo.models.rewrites import optimize
-from octavo.planning.memory import Alternative, MemoryNeeds
+from octavo.planning.hardware import Hardware
+from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
-from octavo.weights.tensors import AffineTensor, Tensor
+from octavo.weights.tensors import AffineTensor
 
-__all__ = ["ModelDescription", "describe_model", "memory_needs"]
-
-_PANEL = 16  # output columns packed together; a matrix is padded to a multiple of them
-_GROUP = 32  # weights that share a scale when quantised while loading
-_KV_BYTES = {"auto": 2, "bf16": 2, "f32": 4}
+__all__ = ["ModelDescription", "describe_model", "fit_memory", "memory_needs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +70,24 @@ def describe_model(path: str | Path) -> ModelDescription:
     return ModelDescription(checkpoint, graph)
 
 
-def memory_needs(description: ModelDescription, options: EngineOptions) -> MemoryNeeds:
-    """What the memory plan has to know; the other weight and KV forms are offered where the chosen ones do not fit."""
+def memory_needs(description: ModelDescription, options: EngineOptions, *, alternatives: bool = True) -> MemoryNeeds:
+    """What the memory plan has to know; with ``alternatives`` also what other weight and KV forms would take."""
     graph = description.graph
     if options.max_model_len is not None and options.max_model_len > graph.max_position:
         raise ParameterError("max_model_len", options.max_model_len, f"at most the model's {graph.max_position}")
-    arena = _arena_bytes(graph, options)
-    chosen = options.quantization
-    weights = _weights_bytes(description, chosen)
-    block = _block_bytes(graph, options.kv_cache_dtype)
-    alternatives = []
-    for form in ("w8", "w4"):
-        size = _weights_bytes(description, form)
-        if form != chosen and size < weights:
-            alternatives.append(Alternative(f"quantization={form}", size, block, arena))
-    if options.kv_cache_dtype == "f32":
-        alternatives.append(Alternative("kv_cache_dtype=bf16", weights, _block_bytes(graph, "bf16"), arena))
+    chosen, kv_dtype = options.quantization, options.kv_cache_dtype
+    sizes = _sizes(description, options, chosen, kv_dtype)
+    others = []
+    for form in ("w8", "w4") if alternatives else ():
+        other = _sizes(description, options, form, kv_dtype)
+        if form != chosen and other.weights_bytes < sizes.weights_bytes:
+            others.append(_alternative(f"quantization={form}", other))
+    if alternatives and kv_dtype == "f32":
+        others.append(_alternative("kv_cache_dtype=bf16", _sizes(description, options, chosen, "bf16")))
     return MemoryNeeds(
-        weights_bytes=weights,
-        block_bytes=block,
-        arena_bytes=arena,
+        weights_bytes=sizes.weights_bytes,
+        block_bytes=sizes.block_bytes,
+        arena_bytes=sizes.arena_bytes,
         model_max_len=graph.max_position,
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
@@ -99,51 +95,33 @@ def memory_needs(description: ModelDescription, options: EngineOptions) -> Memor
         memory_utilization=options.memory_utilization,
         kv_cache_bytes=options.kv_cache_bytes,
         num_blocks=options.num_gpu_blocks_override,
-        weights_form="as in the file" if chosen is None else {"none": "bf16"}.get(chosen, chosen),
-        kv_dtype="bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype,
-        alternatives=tuple(alternatives),
+        weights_form={None: "as in the file", "none": "bf16"}.get(chosen, chosen or ""),
+        kv_dtype="bf16" if kv_dtype == "auto" else kv_dtype,
+        alternatives=tuple(others),
     )
 
 
-def _weights_bytes(description: ModelDescription, quantization: str | None) -> int:
-    tensors = (description.checkpoint.tensor(name) for name in description.graph.weights())
-    return sum(_packed_bytes(tensor, quantization) for tensor in tensors)
+def fit_memory(description: ModelDescription, options: EngineOptions, hardware: Hardware) -> MemoryPlan:
+    """The memory plan, or a CapacityError that says which other setting would make the model fit."""
+    try:
+        return plan_memory(memory_needs(description, options, alternatives=False), hardware)
+    except CapacityError:
+        # Sizing the other forms takes time that a start should not pay for.
+        return plan_memory(memory_needs(description, options), hardware)
 
 
-def _packed_bytes(tensor: Tensor, quantization: str | None) -> int:
-    """Size of a weight in the packed form it is run in."""
-    if len(tensor.shape) < 2:
-        return 4 * math.prod(tensor.shape)
-    rows, k = tensor.shape
-    rows = -(-rows // _PANEL) * _PANEL
-    if isinstance(tensor, AffineTensor) and quantization is None:
-        scales = k // tensor.group * (2 if tensor.scale_dtype == "f16" else 4)
-        return rows * (k * tensor.bits // 8 + scales * (2 if tensor.has_minimum else 1))
-    if quantization == "w8":
-        return rows * (k + -(-k // _GROUP) * 2)
-    if quantization == "w4":
-        return rows * (k // 2 + -(-k // _GROUP) * 4)
-    return rows * k * 2
+def _sizes(
+    description: ModelDescription, options: EngineOptions, quantization: str | None, kv_cache_dtype: str
+) -> CpuSizes:
+    return cpu_sizes(
+        description.graph,
+        description.checkpoint,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+    )
 
 
-def _block_bytes(graph: Graph, kv_cache_dtype: str) -> int:
-    """One KV block over all layers."""
-    values = sum(2 * node.kv_heads * node.head_dim for node in graph.attentions)
-    return values * 16 * _KV_BYTES[kv_cache_dtype]
-
-
-def _arena_bytes(graph: Graph, options: EngineOptions) -> int:
-    """The largest sum of values alive at once in the largest step, each reusing the place of dead ones."""
-    widths = graph.widths()
-    last_use = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
-    last_use[graph.output] = len(graph.nodes)
-    rows = {True: options.max_num_batched_tokens, False: min(options.max_num_seqs, options.max_num_batched_tokens)}
-    alive: dict[int, int] = {}
-    most = 0
-    before_gather = True
-    for index, node in enumerate(graph.nodes):
-        before_gather = before_gather and not isinstance(node, GatherSampled)
-        alive[node.output] = widths[node.output] * rows[before_gather] * 4
-        most = max(most, sum(alive.values()))
-        alive = {value: size for value, size in alive.items() if last_use.get(value, index) > index}
-    return most
+def _alternative(setting: str, sizes: CpuSizes) -> Alternative:
+    return Alternative(setting, sizes.weights_bytes, sizes.block_bytes, sizes.arena_bytes)

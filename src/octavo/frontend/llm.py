@@ -262,10 +262,10 @@ class LLM:
                     for state in processed.finished:
                         if state.request_id in mine:
                             left -= 1
-                            progress.finish(state)
+                            progress.finish()
                             if state.error is not None:
                                 _log.warning("request %s failed: %s", state.request_id, state.error)
-                    progress.tokens(processed.num_tokens)
+                    progress.tokens(processed.num_prompt_tokens, processed.num_tokens)
                     if interrupt.requested:
                         raise KeyboardInterrupt
             except BaseException:
@@ -373,13 +373,13 @@ class _Progress:
             self._show(time.monotonic())
             self._bar.close()
 
-    def finish(self, state: RequestState) -> None:
-        self._prompt_tokens += len(state.prompt_ids)
+    def finish(self) -> None:
         if self._bar is not None:
             self._bar.update(1)
 
-    def tokens(self, count: int) -> None:
-        self._output_tokens += count
+    def tokens(self, prompt: int, output: int) -> None:
+        self._prompt_tokens += prompt
+        self._output_tokens += output
         if self._bar is not None:
             now = time.monotonic()
             if now - self._shown >= self._INTERVAL:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from octavo.backends.cpu import CpuBackend
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.frontend.description import describe_model, memory_needs
+from octavo.frontend.description import describe_model, fit_memory, memory_needs
 from octavo.frontend.options import EngineOptions
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
 from octavo.planning.hardware import probe
-from octavo.planning.memory import MemoryPlan, plan_memory
+from octavo.planning.memory import MemoryPlan
 from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as helper:
             pending = helper.submit(load_tokenizer, checkpoint if options.tokenizer is None else options.tokenizer)
             hardware = probe()
-            plan = plan_memory(memory_needs(description, options), hardware)
+            plan = fit_memory(description, options, hardware)
             _log.info("%s", plan.render())
             backend = CpuBackend.load(
                 graph,

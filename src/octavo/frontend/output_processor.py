@@ -291,6 +291,7 @@ class Processed:
     finished: list[RequestState] = field(default_factory=list)
     # (request id, sequence, reason) of sequences that ended here while the engine still runs them.
     stops: list[tuple[str, int, FinishReason]] = field(default_factory=list)
+    num_prompt_tokens: int = 0  # of the requests that got their first token
     num_tokens: int = 0
 
 
@@ -343,6 +344,7 @@ class OutputProcessor:
                     metrics = state.metrics
                     if metrics.first_token_time is None:
                         metrics.first_token_time = now
+                        result.num_prompt_tokens += len(state.prompt_ids)
                     metrics.last_token_time = now
                 stopped = sequence.advance(samples, output.finish_reason, output.stop_reason)
                 if stopped and not output.finished:
