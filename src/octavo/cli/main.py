@@ -111,7 +111,8 @@ def _explain(error: Exception) -> tuple[str, int]:
     if callable(usage):
         context = getattr(error, "ctx", None)
         path = context.command_path if context is not None else "octavo"
-        return f"{str(usage()).rstrip('.')}; see {path} --help", EXIT_USAGE
+        message = str(usage()).replace("Value error, ", "").rstrip(".")
+        return f"{message}; see {path} --help", EXIT_USAGE
     if isinstance(error, (ConfigError, ParameterError)):
         return str(error), EXIT_USAGE
     if isinstance(error, OctavoError):
