@@ -62,7 +62,8 @@ class ReorderedRows:
     order: RowOrder
 
     def dense_rows(self, start: int, stop: int) -> Float32Array:
-        return self.stored.dense_rows(0, self.stored.rows)[self.order[start:stop]]
+        reordered: Float32Array = self.stored.dense_rows(0, self.stored.rows)[self.order[start:stop]]
+        return reordered
 
     def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
         bits = self.stored.bit_rows(0, self.stored.rows)
@@ -108,7 +109,7 @@ class GgufCheckpoint:
             raise WeightsError(
                 f"{self.path}: tensor {ROPE_FACTORS_NAME!r} is {info.type} {list(info.shape)}, expected F32 [n]"
             )
-        return self._dense_rows(info).dense_rows(0, info.shape[0])
+        return self._dense_rows(info).dense_rows(0, info.shape[0]).reshape(-1)
 
     def _dense_rows(self, info: TensorInfo) -> MappedRows:
         row_elements = math.prod(info.shape[1:])

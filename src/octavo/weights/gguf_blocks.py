@@ -75,7 +75,7 @@ FLIP_SIGNS = np.uint64(0x8080808080808080)
 
 
 def lanes(blocks: Uint8Array, offset: int, count: int) -> npt.NDArray[np.uint64]:
-    """Bytes [offset, offset + 16 * count) of every block, contiguous, as uint64 [blocks, 2 * count]."""
+    """Bytes [offset, offset + 16 * count) of every block, contiguous, as uint64 [blocks, 2 * count]; may be a view."""
     record = np.dtype(
         {"names": ["lanes"], "formats": [(LANE, (count,))], "offsets": [offset], "itemsize": blocks.shape[1]}
     )
@@ -101,8 +101,7 @@ def store_nibbles(codes: Uint8Array, packed: npt.NDArray[np.uint64], lanes_each:
     """Write low nibbles, then high ones, of every 16 * lanes_each packed bytes."""
     high = packed >> np.uint64(4)
     high &= LOW_NIBBLES
-    packed &= LOW_NIBBLES
-    store_runs(codes, [packed, high], lanes_each)
+    store_runs(codes, [packed & LOW_NIBBLES, high], lanes_each)
 
 
 def unpack_q4_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:

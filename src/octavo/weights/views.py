@@ -35,7 +35,7 @@ class MappedRows:
         element = np.dtype("<f4" if self.dtype == "f32" else "<u2")
         size = self.row_elements * element.itemsize
         raw = self.file.bytes[self.start + start * size : self.start + stop * size]
-        values = raw.view(element)
+        values = raw.view(element).reshape(stop - start, self.row_elements)
         # A header may leave the data at an odd address, which native code must not be given.
         return values if values.flags.aligned else values.copy()
 
