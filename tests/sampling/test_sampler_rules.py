@@ -218,6 +218,16 @@ def test_prompt_rows_report_the_target_token(make_runner):
         assert [token for token, _ in result.top] == reference.descending(logits)[: 2 * i].tolist()
 
 
+def test_equal_logits_rank_by_id(make_runner):
+    runner = make_runner(300)
+    targets = [0, 10, 64, 130, 191, 256, 299]
+    runner.batch.begin()
+    for i, target in enumerate(targets):
+        runner.batch.fill_prompt_row(i, target, 0)
+    runner.sampler.sample(np.zeros((7, 300), np.float32), 7)
+    assert [result.rank for result in runner.batch.results(7)] == [target + 1 for target in targets]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, logprobs=2)], ids=["greedy", "random"]
