@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.sampling.params import SamplingParams
-from tests.engine.fakes import expected_answer, greedy, make_engine, prompt_of, request, run
+from tests.engine.fakes import Answer, collect, expected_answer, greedy, make_engine, prompt_of, request, run
 
 
 def test_a_full_hit_computes_only_the_last_token_of_the_prompt() -> None:
@@ -106,6 +106,25 @@ def test_cached_prefixes_are_forgotten_on_request_but_not_under_a_running_sequen
     run(engine)
     assert engine.reset_prefix_cache()
     assert run(engine, [request("c", prompt_of(40))])["c", 0].num_cached_tokens == 0
+
+
+def test_siblings_that_come_back_in_one_step_never_copy_from_a_block_that_is_only_copied_to() -> None:
+    engine, _ = make_engine(enable_prefix_caching=False)
+    item = request("a", prompt_of(20), SamplingParams(n=4, seed=3, max_tokens=10))
+    answers: dict[tuple[str, int], Answer] = {}
+    engine.add(item)
+    for _ in range(4):
+        collect(engine.step(), answers)
+    engine.finish("a", 0)
+    sequences = engine._groups["a"].sequences
+    for index in (1, 2):
+        engine.scheduler._preempt(sequences[index])
+    before = engine.counters.block_copies
+    collect(engine.step(), answers)  # the back end refuses copies that depend on one another
+    assert engine.counters.block_copies == before + 2
+    while engine.has_work():
+        collect(engine.step(), answers)
+    assert all(answers["a", index].same_as(expected_answer(item, index)) for index in (1, 2, 3))
 
 
 def test_the_beginning_of_a_prefix_outlives_its_end_under_memory_pressure() -> None:

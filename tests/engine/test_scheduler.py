@@ -95,6 +95,29 @@ def test_priority_does_not_preempt_equals_nor_in_vain() -> None:
     run(engine)
 
 
+def test_priority_does_not_count_blocks_the_newcomer_would_share_as_memory_to_be_gained() -> None:
+    engine, _ = make_engine(8, policy="priority")
+    engine.add(request("equal", prompt_of(20, 1), greedy(12), priority=0))
+    engine.add(request("low", prompt_of(66), greedy(12), priority=1))
+    engine.step()
+    engine.add(request("high", prompt_of(64) + prompt_of(40, 2), greedy(4), priority=0))  # needs three, shares four
+    for _ in range(5):
+        engine.step()
+    assert engine.counters.preemptions == 0
+    run(engine)
+
+
+def test_a_full_pool_does_not_spend_its_steps_on_recomputation() -> None:
+    engine, _ = make_engine(80, enable_prefix_caching=False)
+    needed = 0
+    for number in range(40):
+        prompt, answer = 10 + number * 37 % 70, 20 + number * 53 % 90
+        needed += prompt + answer - 1
+        engine.add(request(f"r{number}", prompt_of(prompt, number), greedy(answer)))
+    run(engine, check=False)
+    assert engine.counters.computed_tokens < 1.1 * needed
+
+
 def test_shortest_admits_by_the_length_no_cached_prefix_covers() -> None:
     engine, _ = make_engine(max_num_seqs=1, policy="shortest")
     run(engine, [request("warm", prompt_of(64), greedy(1))])

@@ -81,7 +81,7 @@ class Scheduler:
         running = self.running
         size = self._block_size
         position = 0
-        while position < len(running):  # it shrinks from its end when a sequence is preempted
+        while position < len(running):  # it shrinks when one is preempted: the last, so never one passed already
             seq = running[position]
             start = seq.computed
             if seq.num_tokens - start == 1:
@@ -98,9 +98,6 @@ class Scheduler:
             else:
                 prefills.append(seq)
             position += 1
-        if prefills:
-            # A preempted sequence is always the last of the running ones, but may have been noted as a prefill.
-            prefills = [seq for seq in prefills if seq.status == RUNNING]
         cut: list[Sequence] = []
         left = len(prefills)
         for seq in prefills:
