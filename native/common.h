@@ -40,6 +40,7 @@ struct WeightView {
     const void* scales = nullptr;    // [columns/16][groups][16], f16 or f32
     const void* minimums = nullptr;  // the same shape, or null
     int64_t groups = 0;
+    bool rotated = false;            // k is rotated in blocks of 32 (Hadamard); activations must be rotated alike
 };
 
 // Activations of `rows` rows: f32, bf16, or int8 with one scale per group of 16 or 32 and the sums that the affine forms need.
@@ -48,6 +49,7 @@ struct ActView {
     int64_t width = 0;           // padded elements per row
     uint8_t* data = nullptr;
     int group = 32;
+    bool rotated = false;        // int8: blocks of 32 go through a Hadamard rotation before they are quantised
     float* scales = nullptr;     // [rows][width/group]
     float* scaled_sums = nullptr;  // scale * sum of the codes of the group
     int32_t* sums = nullptr;     // sum of the codes of the group

@@ -45,10 +45,11 @@ size_t PackedWeight::bytes_needed(Form form, int64_t columns, int64_t k, int64_t
 }
 
 PackedWeight::PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero,
-                           bool minimum, bool scale_f16)
+                           bool minimum, bool scale_f16, bool rotated)
     : region_(std::move(region)), real_columns_(columns) {
     const Layout l = layout(form, columns, k, group, minimum, scale_f16);
     if (zero < 0 || zero > 255) throw std::invalid_argument("zero point " + std::to_string(zero) + " is not in 0..255");
+    if (rotated && k % kKPad != 0) throw std::invalid_argument("a rotated weight has a k of whole blocks of 32");
     bytes_ = (size_t)(l.data + l.scales + l.minimums);
     data_ = region_->take((size_t)l.data);
     if (l.scales) scales_ = region_->take((size_t)l.scales);
@@ -62,6 +63,7 @@ PackedWeight::PackedWeight(std::shared_ptr<Region> region, Form form, int64_t co
     view_.group = (int)l.group;
     view_.groups = l.groups;
     view_.zero = zero;
+    view_.rotated = rotated;
     view_.scale_f16 = scale_f16;
     view_.scales = scales_;
     view_.minimums = minimums_;

@@ -48,6 +48,8 @@ ActView Plan::view(const Activation& a, int64_t rows) const {
     v.data = inside(a.data, Activation::row_bytes(a.form, a.width) * rows);
     if (a.form == Act::I8) {
         require((a.group == 16 || a.group == 32) && a.width % kKPad == 0, "int8 activations have groups of 16 or 32 and padded width");
+        require(!a.rotated || a.group == 32, "rotated activations have groups of 32");
+        v.rotated = a.rotated;
         const int64_t bytes = a.width / a.group * rows * 4;
         v.scales = (float*)inside(a.scales, bytes);
         v.scaled_sums = (float*)inside(a.scaled_sums, bytes);
@@ -118,6 +120,7 @@ void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, co
     require(in.form == wanted, name + ": activations do not have the form that the weight needs");
     require(in.width == w.k_padded, name + ": activations are " + std::to_string(in.width) + " wide, the weight's padded k is " + std::to_string(w.k_padded));
     require(in.form != Act::I8 || w.group % in.group == 0, name + ": the weight group is no multiple of the activation group");
+    require(in.rotated == w.rotated, name + ": weight and activations are not rotated alike");
     const bool halves = epilogue == Epilogue::SiluMul || epilogue == Epilogue::GeluMul || epilogue == Epilogue::GeluTanhMul;
     const int64_t columns = halves ? w.columns / 2 : w.columns;
     require(out_columns >= 1 && out_columns <= columns && out_columns <= out.width, name + ": output width");

@@ -145,6 +145,28 @@ OCTAVO_INLINE float f16_value(uint16_t h) {
     return load_f16(t)[0];
 }
 
+// x * H / sqrt(32), H the 32 x 32 Hadamard matrix in natural order, which is its own inverse: butterflies over lane distances
+// inside vectors, then between them.
+OCTAVO_INLINE void hadamard32(float* x) {
+    constexpr int N = 32 / L;
+    vf v[N];
+    for (int i = 0; i < N; ++i) v[i] = load<vf>(x + i * L) * splat(0.17677669529663687f);
+    vi lane;
+    for (int i = 0; i < L; ++i) lane[i] = i;
+    for (int h = 1; h < L; h *= 2) {
+        const vi upper = (vi)((lane & h) != 0);
+        for (int i = 0; i < N; ++i) v[i] = __builtin_shuffle(v[i], lane ^ h) + select(upper, -v[i], v[i]);
+    }
+    for (int h = 1; h < N; h *= 2)
+        for (int i = 0; i < N; ++i)
+            if (!(i & h)) {
+                const vf a = v[i], b = v[i + h];
+                v[i] = a + b;
+                v[i + h] = a - b;
+            }
+    for (int i = 0; i < N; ++i) store(x + i * L, v[i]);
+}
+
 // acc[lane] += sum of 4 products (w - kDotBias) * a, w unsigned bytes, a signed bytes in [-127, 127].
 #if defined(__AVX512VNNI__)
 constexpr int kDotBias = 0;

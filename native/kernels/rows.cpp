@@ -73,9 +73,17 @@ void store_activation(const ActView& out, int64_t row, int64_t column, int count
         }
         case Act::I8: {
             const int64_t first = row * out.groups() + column / out.group;
-            for (int g = 0; g * out.group < count; ++g)
-                quantize_group(values + g * out.group, out.group, (int8_t*)out.data + row * out.width + column + g * out.group,
+            alignas(64) float rotated[kKPad];
+            for (int g = 0; g * out.group < count; ++g) {
+                const float* from = values + g * out.group;
+                if (out.rotated) {
+                    __builtin_memcpy(rotated, from, sizeof rotated);
+                    hadamard32(rotated);
+                    from = rotated;
+                }
+                quantize_group(from, out.group, (int8_t*)out.data + row * out.width + column + g * out.group,
                                out.scales + first + g, out.scaled_sums + first + g, out.sums + first + g);
+            }
         }
     }
 }
@@ -114,6 +122,8 @@ void embed_row(const EmbedArgs& args, int64_t row) {
                 }
             }
     }
+    if (w.rotated)
+        for (int64_t k = 0; k < w.k; k += kKPad) hadamard32(out + k);
     if (args.scale != 1.0f)
         for (int64_t k = 0; k < w.k; ++k) out[k] *= args.scale;
 }

@@ -21,6 +21,7 @@ class Buffer:
     width: int
     rows: int
     group: int = 32
+    rotated: bool = False
     first: int = -1
     last: int = -1
     offset: int = -1
@@ -46,7 +47,9 @@ class Buffer:
         """The value as the native library sees it, once placed."""
         elements, groups = self._parts
         start = self.offset + elements
-        return Activation(self.form, self.width, self.offset, self.group, start, start + groups, start + 2 * groups)
+        return Activation(
+            self.form, self.width, self.offset, self.group, start, start + groups, start + 2 * groups, self.rotated
+        )
 
 
 def place(buffers: Iterable[Buffer]) -> int:

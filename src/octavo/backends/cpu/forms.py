@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from octavo._native import Act, Form, PackedWeight
 from octavo.errors import ModelError
 from octavo.quantization import quantized_view
+from octavo.quantization.rotation import ROTATION_BLOCK, rotated_view
 from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
 
 __all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
@@ -17,7 +19,7 @@ __all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_loss
 # "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
 QUANTIZATIONS = (None, "none", "w8", "w4", "f32")
 
-_BITS = {"w8": 8, "w4": 4}
+_BITS: Mapping[str | None, Literal[4, 8]] = {"w8": 8, "w4": 4}
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,18 @@ class WeightForm:
     zero: int = 0
     minimum: bool = False
     scale_f16: bool = False
+    rotated: bool = False
 
     @property
     def affine(self) -> bool:
         return self.form in (Form.W8, Form.W4)
 
     @property
-    def activation(self) -> tuple[Act, int]:
-        """The activations this form is multiplied with: kind, and k per scale for int8."""
+    def activation(self) -> tuple[Act, int, bool]:
+        """The activations this form is multiplied with: kind, k per scale for int8, whether rotated."""
         if self.affine:
-            return Act.I8, 16 if self.group == 16 else 32
-        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32
+            return Act.I8, 16 if self.group == 16 else 32, self.rotated
+        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32, False
 
     def nbytes(self, columns: int, k: int) -> int:
         """Packed size of a weight of this form, padding included."""
@@ -48,7 +51,8 @@ class WeightForm:
     def __str__(self) -> str:
         if not self.affine:
             return "bf16" if self.form == Form.BF16 else "f32"
-        return f"w{8 if self.form == Form.W8 else 4} group {self.group}{' affine' if self.minimum else ''}"
+        kind = " affine" if self.minimum else " rotated" if self.rotated else ""
+        return f"w{8 if self.form == Form.W8 else 4} group {self.group}{kind}"
 
 
 def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[WeightForm, list[Tensor]]:
@@ -61,8 +65,11 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
         raise ModelError(f"quantization {quantization!r} is not one of {QUANTIZATIONS}")
     if quantization == "f32":
         return WeightForm(Form.F32), list(tensors)
+    rotated = quantization == "w8" and all(_can_rotate(tensor) for tensor in tensors)
+    if rotated:
+        tensors = [rotated_view(tensor) for tensor in tensors]
     if quantization in _BITS:
-        tensors = [quantized_view(tensor, 8 if quantization == "w8" else 4) for tensor in tensors]
+        tensors = [quantized_view(tensor, _BITS[quantization]) for tensor in tensors]
     affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
     if quantization == "none" or len(affine) < len(tensors):
         return WeightForm(Form.BF16), list(tensors)
@@ -83,8 +90,14 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
         zero,
         minimum,
         scale_f16=not folded and all(tensor.scale_dtype == "f16" for tensor in affine),
+        rotated=rotated,
     )
     return form, list(affine)
+
+
+def _can_rotate(tensor: Tensor) -> bool:
+    """Quantised tensors keep their own codes; what is rounded to int8 while loading loses less when rotated first."""
+    return isinstance(tensor, DenseTensor) and tensor.shape[1] % ROTATION_BLOCK == 0
 
 
 def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -> AffineRows:

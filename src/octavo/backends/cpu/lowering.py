@@ -27,11 +27,11 @@ _K_PAD = 32
 _NO_ARRAY = None
 
 Float32Array = NDArray[np.float32]
-Requirement = tuple[Act, int]  # form of activations, k per scale
+Requirement = tuple[Act, int, bool]  # form of activations, k per scale, rotated
 
 _EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
-# Plain float32 rows; (Act.F32, 32) are rows padded with zeros to a multiple of 32, as products want them.
-_F32: Requirement = (Act.F32, 0)
+# Plain float32 rows; (Act.F32, 32, False) are rows padded with zeros to a multiple of 32, as products want them.
+_F32: Requirement = (Act.F32, 0, False)
 
 
 class WeightSource(Protocol):
@@ -158,9 +158,9 @@ class _Lowering:
         return self.shape.head_rows if self.in_head else self.shape.max_tokens
 
     def _buffer(self, requirement: Requirement, width: int) -> Buffer:
-        form, group = requirement
+        form, group, rotated = requirement
         padded = width if requirement == _F32 else -(-width // _K_PAD) * _K_PAD
-        buffer = Buffer(form, padded, self._rows(), group or _K_PAD)
+        buffer = Buffer(form, padded, self._rows(), group or _K_PAD, rotated)
         self.buffers.append(buffer)
         return buffer
 
@@ -318,7 +318,7 @@ class _Lowering:
         if node.norm_plus_one:
             raise ModelError("the CPU back end has no (1 + weight) norm of queries and keys")
         qkv = self._get(node.qkv[0], _F32, "attention input")
-        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32)
+        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, False)
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
         out = self.held[node.output][_F32] = self._buffer(_F32, node.q_heads * node.head_dim)

@@ -56,7 +56,9 @@ class Packing:
 
     def allocate(self, region: Region) -> PackedWeight:
         form = self.form
-        return PackedWeight(region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16)
+        return PackedWeight(
+            region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16, form.rotated
+        )
 
     def fill(self, weight: PackedWeight) -> None:
         """Read the tensors and pack them; pages of the file that were read are given back."""
