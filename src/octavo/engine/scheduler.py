@@ -25,7 +25,8 @@ from octavo.engine.waiting import WaitingQueue, by_rank
 
 __all__ = ["Scheduler"]
 
-_SCAN = 256  # sequences that one step tries to admit
+_SCAN = 128  # waiting sequences that one step looks at
+_MISSES = 8  # of those, how many may turn out not to fit before the step stops trying
 _HEADROOM = 2  # blocks left at admission for the growth of each running sequence
 _DEFERRALS = 256  # steps an admission waits for a prefix that makes no progress before it computes the prefix itself
 
@@ -283,6 +284,7 @@ class Scheduler:
         counters = self.counters
         bound = self.config.starvation_bound
         candidates = self._by_uncached_length() if self._by_length else self.waiting.first(_SCAN)
+        misses = 0
         headroom = sum(map(self._growth, self.running))
         for position, seq in enumerate(candidates):
             plan = self._plan(seq)
@@ -292,7 +294,8 @@ class Scheduler:
             if plan.need + plan.taken + headroom > self.pool.available:
                 if seq.blocked_since < 0:
                     seq.blocked_since = counters.admissions
-                if counters.admissions - seq.blocked_since >= bound:
+                misses += 1
+                if misses == _MISSES or counters.admissions - seq.blocked_since >= bound:
                     break
                 continue
             self.waiting.remove(seq)
