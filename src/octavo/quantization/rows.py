@@ -29,9 +29,7 @@ FITS = 2
 
 # Rows are rounded in pieces of about this many weights, so that every intermediate stays in the cache.
 PIECE_WEIGHTS = 1 << 15
-# A group is taken to lie on a grid when this many of its weights are no further from it than this part of a step;
-# a first few of them rule out most groups that do not.
-SAMPLED_WEIGHTS = 8
+# A group is taken to lie on a grid when no weight is further from it than this part of a step; a few are tried first.
 FIRST_SAMPLES = 3
 ON_GRID = np.float32(0.1)
 
@@ -97,6 +95,16 @@ def round_symmetric(weights: Float32Array, name: str) -> tuple[Float32Array, Flo
     return codes, scales
 
 
+def column_sums(values: Float32Array) -> Float32Array:
+    """The sum of every column, its terms added from the top down whatever the number of columns.
+
+    numpy adds the terms of a single column in another order, and then what a row is rounded to would depend on whether
+    other rows are read with it.
+    """
+    sums: Float32Array = values.sum(axis=0) if values.shape[1] > 1 else values.repeat(2, axis=1).sum(axis=0)[:1]
+    return sums
+
+
 def affine_codes(weights: Float32Array, scales: Float32Array, minimums: Float32Array) -> Float32Array:
     """The nearest code 0..15 of every weight."""
     codes = weights - minimums
@@ -113,8 +121,7 @@ def squared_errors(
     distance += minimums
     distance -= weights
     distance *= distance
-    errors: Float32Array = distance.sum(axis=0)
-    return errors
+    return column_sums(distance)
 
 
 def round_affine(weights: Float32Array, name: str) -> tuple[Float32Array, Float32Array, Float32Array]:
@@ -148,19 +155,17 @@ def round_affine(weights: Float32Array, name: str) -> tuple[Float32Array, Float3
 def coarser_grids(
     weights: Float32Array, lowest: Float32Array, spread: Float32Array
 ) -> tuple[npt.NDArray[np.intp], Float32Array]:
-    """The groups whose weights lie on a grid of fewer than 15 steps between their extremes, and how many steps it has.
-
-    A sample of each group is enough: that 8 weights of no grid are all that near to one is as good as impossible, and
-    would only make the fit start from worse codes than it could.
-    """
-    stride = max(len(weights) // SAMPLED_WEIGHTS, 1)
-    sample = (weights[::stride] - lowest) * inverse(spread)
+    """The groups whose weights lie on a grid of fewer than 15 steps between their extremes, and how many it has."""
+    inverses = inverse(spread)
+    stride = max(len(weights) // FIRST_SAMPLES, 1)
+    sample = (weights[::stride] - lowest) * inverses
     steps = np.zeros(len(lowest), dtype=np.float32)
     # A grid of 7 steps or fewer is also one of some multiple of them, 8 to 15.
     for count in range(W4_STEPS // 2 + 1, W4_STEPS):
-        likely = np.flatnonzero(on_grid(sample[:FIRST_SAMPLES], count))
+        likely = np.flatnonzero(on_grid(sample, count))
         if len(likely):
-            steps[likely[on_grid(sample[:, likely], count)]] = count
+            positions = (weights[:, likely] - lowest[likely]) * inverses[likely]
+            steps[likely[on_grid(positions, count)]] = count
     coarse = np.flatnonzero(steps)
     return coarse, steps[coarse]
 
@@ -181,11 +186,12 @@ def fitted(
     Groups for which there is no such scale (all codes the same) keep the one they have.
     """
     # Around the means, for precision: minima may be far larger than the steps between codes.
-    mean_code, mean_weight = codes.mean(axis=0), weights.mean(axis=0)
+    size = np.float32(len(weights))
+    mean_code, mean_weight = column_sums(codes) / size, column_sums(weights) / size
     around = codes - mean_code
-    covariance = (around * (weights - mean_weight)).sum(axis=0)
+    covariance = column_sums(around * (weights - mean_weight))
     around *= around
-    variance = around.sum(axis=0)
+    variance = column_sums(around)
     usable = (variance > 0.01) & (covariance > 0)  # a single code that differs gives nearly 1
     scale = as_f16(np.divide(covariance, variance, out=scales.copy(), where=usable))
     # The minimum is fitted to the scale as rounded.
