@@ -1,0 +1,293 @@
+"""Types of the native module; written by scripts/native-stub, do not edit."""
+
+import enum
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+class Region:
+    """Zeroed anonymous memory on huge pages where the system allows."""
+
+    def __init__(self, bytes: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+
+class Form(enum.Enum):
+    F32 = 0
+
+    BF16 = 1
+
+    W8 = 2
+
+    W4 = 3
+
+class PackedWeight:
+    """A weight matrix in panels of 16 columns."""
+
+    def __init__(
+        self,
+        region: Region,
+        form: Form,
+        columns: int,
+        k: int,
+        group: int = 0,
+        zero: int = 0,
+        minimum: bool = False,
+        scale_f16: bool = False,
+        rotated: bool = False,
+    ) -> None: ...
+    @staticmethod
+    def bytes_needed(
+        form: Form, columns: int, k: int, group: int = 0, minimum: bool = False, scale_f16: bool = False
+    ) -> int: ...
+    def pack_f32(self, target: NDArray[numpy.int32], values: NDArray[numpy.float32]) -> None: ...
+    def pack_bf16(self, target: NDArray[numpy.int32], values: NDArray[numpy.uint16]) -> None: ...
+    def pack_affine(
+        self,
+        target: NDArray[numpy.int32],
+        codes: NDArray[numpy.uint8],
+        scales: NDArray[numpy.float32],
+        minimums: NDArray[numpy.float32] | None = None,
+    ) -> None: ...
+    def column(self, index: int) -> NDArray[numpy.float32]: ...
+    @property
+    def form(self) -> Form: ...
+    @property
+    def columns(self) -> int: ...
+    @property
+    def padded_columns(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def k_padded(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+class SamplerBase:
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def max_rows(self) -> int: ...
+    @property
+    def max_top(self) -> int: ...
+    @property
+    def max_workers(self) -> int: ...
+
+class Sampler(SamplerBase):
+    def __init__(self, vocab: int, max_rows: int, max_top: int, max_workers: int) -> None: ...
+    @property
+    def records(self) -> NDArray[numpy.uint8]: ...
+    @property
+    def tokens(self) -> NDArray[numpy.int32]: ...
+    @property
+    def logprobs(self) -> NDArray[numpy.float32]: ...
+    @property
+    def ranks(self) -> NDArray[numpy.int32]: ...
+    @property
+    def statuses(self) -> NDArray[numpy.int32]: ...
+    def set_pools(
+        self, lists: NDArray[numpy.int32], top_ids: NDArray[numpy.int32], top_logprobs: NDArray[numpy.float32]
+    ) -> None: ...
+    def sample(self, logits: NDArray[numpy.float32], n_rows: int) -> None:
+        """Runs rows 0 to n_rows - 1 one after another; changes the logits."""
+
+    def sample_row(self, row: int, logits: NDArray[numpy.float32], worker: int = 0) -> None:
+        """Runs one row; changes the logits."""
+
+def sampler_exp(arg0: NDArray[numpy.float32], arg1: NDArray[numpy.float32], /) -> None: ...
+def sampler_log(arg: float, /) -> float: ...
+def philox4x32(arg0: tuple[int, int, int, int], arg1: tuple[int, int], /) -> tuple[int, int, int, int]: ...
+
+class Act(enum.Enum):
+    F32 = 0
+
+    BF16 = 1
+
+    I8 = 2
+
+class Epilogue(enum.Enum):
+    Store = 0
+
+    Add = 1
+
+    SiluMul = 2
+
+    GeluMul = 3
+
+    GeluTanhMul = 4
+
+    Gelu = 5
+
+    GeluTanh = 6
+
+    Silu = 7
+
+class Elementwise(enum.Enum):
+    Add = 0
+
+    Scale = 1
+
+    Softcap = 2
+
+    SiluMul = 3
+
+    GeluMul = 4
+
+    GeluTanhMul = 5
+
+    Gelu = 6
+
+    GeluTanh = 7
+
+    Silu = 8
+
+class Activation:
+    """Where a value lies in the arena; offsets in bytes."""
+
+    def __init__(
+        self,
+        form: Act,
+        width: int,
+        data: int,
+        group: int = 32,
+        scales: int = 0,
+        scaled_sums: int = 0,
+        sums: int = 0,
+        rotated: bool = False,
+    ) -> None: ...
+    @property
+    def form(self) -> Act: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def data(self) -> int: ...
+    @property
+    def scales(self) -> int: ...
+    @property
+    def scaled_sums(self) -> int: ...
+    @property
+    def sums(self) -> int: ...
+
+class Plan:
+    """
+    A compiled model: operations over one arena, run for a whole step in one call.
+    """
+
+    def __init__(
+        self,
+        level: str,
+        threads: int,
+        max_tokens: int,
+        max_sequences: int,
+        table_stride: int,
+        head_rows: int,
+        vocab: int,
+        arena_bytes: int,
+    ) -> None: ...
+    def add_embed(self, name: str, weight: PackedWeight, out: Activation, scale: float = 1.0) -> None: ...
+    def add_norm(
+        self,
+        name: str,
+        x: Activation,
+        width: int,
+        weight: NDArray[numpy.float32] | None,
+        bias: NDArray[numpy.float32] | None,
+        eps: float,
+        layer: bool,
+        out: Activation,
+        gather: bool = False,
+    ) -> None: ...
+    def add_linear(
+        self,
+        name: str,
+        weight: PackedWeight,
+        x: Activation,
+        bias: NDArray[numpy.float32] | None,
+        epilogue: Epilogue,
+        out: Activation,
+        out_columns: int,
+    ) -> None: ...
+    def add_rope(
+        self,
+        name: str,
+        qkv: Activation,
+        layer: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rope_dim: int,
+        cos: NDArray[numpy.float32] | None,
+        sin: NDArray[numpy.float32] | None,
+        q_norm: NDArray[numpy.float32] | None,
+        k_norm: NDArray[numpy.float32] | None,
+        norm_eps: float,
+        q: Activation,
+    ) -> None: ...
+    def add_attention(
+        self,
+        name: str,
+        q: Activation,
+        layer: int,
+        q_heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        softcap: float,
+        window: int,
+        out: Activation,
+    ) -> None: ...
+    def add_elementwise(
+        self,
+        name: str,
+        kind: Elementwise,
+        a: Activation,
+        b: Activation | None,
+        width: int,
+        scalar: float,
+        out: Activation,
+    ) -> None: ...
+    def begin_head(self) -> None: ...
+    def set_logits(self, logits: Activation) -> None: ...
+    def make_pool(self, blocks: int, kv_f32: bool) -> None: ...
+    def copy_blocks(self, pairs: NDArray[numpy.int32]) -> None: ...
+    def run(
+        self,
+        sequences: int,
+        rows: int,
+        sampler: SamplerBase | None = None,
+        logits: NDArray[numpy.float32] | None = None,
+    ) -> None: ...
+    @property
+    def tokens(self) -> NDArray[numpy.int32]: ...
+    @property
+    def starts(self) -> NDArray[numpy.int32]: ...
+    @property
+    def counts(self) -> NDArray[numpy.int32]: ...
+    @property
+    def logit_rows(self) -> NDArray[numpy.int32]: ...
+    @property
+    def block_tables(self) -> NDArray[numpy.int32]: ...
+    @property
+    def arena(self) -> NDArray[numpy.uint8]: ...
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block over all layers."""
+
+    @property
+    def threads(self) -> int: ...
+    @property
+    def level(self) -> str: ...
+    def set_profiling(self, on: bool) -> None: ...
+    def profile(self) -> list[dict[str, Any]]: ...
+
+def available_levels() -> list[str]:
+    """Instruction-set levels compiled in and runnable here, worst first."""
+
+def measure_machine(level: str, threads: int, seconds: float = 0.2) -> dict[str, float]: ...
