@@ -13,7 +13,7 @@ from octavo.frontend.template_sandbox import MAX_CHARACTERS, BudgetError, Templa
 
 __all__ = ["ChatTemplate", "plain"]
 
-MAX_SOURCE_CHARACTERS = 1 << 18  # the longest templates in use have about 30,000
+MAX_SOURCE_CHARACTERS = 1 << 17  # the longest templates in use have about 30,000
 _MAX_DEPTH = 100  # of nested lists and objects in messages and tools
 
 # Stands at the end of the message to be continued; the space shows whether the template trims messages.

@@ -234,7 +234,7 @@ def _sentencepiece(
     backend = _construct(vocab, pairs, byte_fallback=byte_tokens == 256, **options)
     steps: list[Any] = []
     if data.flag("ggml.remove_extra_whitespaces", False):
-        steps.append(normalizers.Replace(Regex(r"\A +| +\z"), ""))
+        steps.append(normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""))
         steps.append(normalizers.Replace(Regex(" {2,}"), " "))
     prefix = data.flag("ggml.add_space_prefix", True)
     if prefix:

@@ -28,15 +28,15 @@ from jinja2.visitor import NodeTransformer
 
 __all__ = ["Budget", "BudgetError", "TemplateEnvironment", "TemplateRaisedError"]
 
-MAX_STEPS = 2_000_000
-MAX_SECONDS = 5.0  # of processor time of the rendering thread
-MAX_CHARACTERS = 16_000_000  # of one string, one container or the whole output
-MAX_TOTAL_CHARACTERS = 256_000_000  # of everything made while rendering
+MAX_STEPS = 1_000_000
+MAX_SECONDS = 3.0  # of processor time of the rendering thread
+MAX_CHARACTERS = 8_000_000  # of one string, one container or the whole output
+MAX_TOTAL_CHARACTERS = 64_000_000  # of everything made while rendering
 _MAX_BITS = 8192  # of a number
 _MAX_WIDTH = 1000  # of padding, indentation and precision
 
 # Names that no template can write, for what the compiler is made to call.
-_LOOP, _CONCAT, _WEIGH = "octavo loop", "octavo concat", "octavo weigh"
+_LOOP, _CONCAT, _WEIGH, _READ = "octavo loop", "octavo concat", "octavo weigh", "octavo read"
 
 # Every method of strings but those that make bytes or tables, or take a table.
 _STRING_METHODS = frozenset(
@@ -120,6 +120,12 @@ class Budget:
         self._weights[id(value)] = (value, weight)
         return weight
 
+    def read(self, value: Any) -> Any:
+        """Check the time before an operation that reads all of a large value, and hand it on."""
+        if isinstance(value, (str, list, tuple, dict)) and self.weigh(value) > 1 << 14:
+            self._check_time()
+        return value
+
     def made(self, value: Any) -> Any:
         """Count a value that an operation has made, and hand it on."""
         if isinstance(value, str):
@@ -150,7 +156,7 @@ class _Loop:
 
 
 class _Instrument(NodeTransformer):
-    """Rewrites a parsed template so that loops, joined strings, slices and containers pass through the budget."""
+    """Rewrites a parsed template so that loops, joined strings, slices, containers and comparisons pass the budget."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -164,6 +170,22 @@ class _Instrument(NodeTransformer):
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         self.generic_visit(node)
         return _through(_WEIGH, node) if isinstance(node.arg, nodes.Slice) and node.ctx == "load" else node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        if not isinstance(node.expr, nodes.Const):
+            node.expr = _through(_READ, node.expr)
+        for operand in node.ops:
+            if not isinstance(operand.expr, nodes.Const):
+                operand.expr = _through(_READ, operand.expr)
+        return node
+
+    def visit_Test(self, node: nodes.Test) -> nodes.Node:
+        self.generic_visit(node)
+        # Whether a name is defined is asked of the name itself.
+        if node.args:
+            node.node = _through(_READ, node.node)
+        return node
 
     def visit_List(self, node: nodes.List) -> nodes.Node:
         self.generic_visit(node)
@@ -346,7 +368,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         if operator == "*":
             for sequence, count in ((left, right), (right, left)):
                 if isinstance(sequence, (str, list, tuple)) and isinstance(count, int):
-                    budget.charge(max(count, 0) * budget.weigh(sequence))
+                    size = len(sequence) if isinstance(sequence, str) else budget.weigh(sequence)
+                    budget.charge(max(count, 0) * size)
         elif operator == "**":
             if isinstance(left, int) and isinstance(right, int) and left.bit_length() * abs(right) > _MAX_BITS:
                 raise BudgetError(f"it computes with numbers of more than {_MAX_BITS} bits")
@@ -394,6 +417,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             self.filters[name] = self._counted(function, None)
         self.filters[_LOOP] = lambda iterable: _Loop(self.budget, iterable)
         self.filters[_CONCAT] = lambda parts: self._concat([self._text(part) for part in parts])
+        self.filters[_READ] = lambda value: self.budget.read(value)
         self.filters[_WEIGH] = lambda value: self.budget.made(value)
 
     def _counted(self, function: Callable[..., Any], check: Callable[..., None] | None) -> Callable[..., Any]:

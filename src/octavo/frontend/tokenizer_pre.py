@@ -110,6 +110,19 @@ _DEEPSEEK3 = (
     ),
 )
 _DEEPSEEK_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# The first DeepSeek models list the letters that have an upper and a lower case by hand, and leave some scripts out:
+# Armenian's and Georgian's small letters, the later additions to Latin, mathematical alphabets.
+_DEEPSEEK_CASED = (
+    r"[\p{Lu}\p{Ll}\p{Lt}&&[^\x{0560}-\x{0588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2D}\x{A790}-\x{AB6F}"
+    r"\x{10570}-\x{105BC}\x{10D50}-\x{10D8F}\x{16E40}-\x{16E7F}\x{1D400}-\x{1DFFF}]]"
+)
+_DEEPSEEK_LLM = (
+    "[\r\n]",
+    rf"\s?{_DEEPSEEK_CASED}+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _DEEPSEEK_CJK,
+)
 _DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _DEEPSEEK_CJK)
 
 # Falcon's punctuation is every ASCII punctuation sign and Unicode's; runs of it are words. The last cut takes digits in
@@ -120,7 +133,6 @@ _LLAMA3_PRE = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _LLAMA3_WORDS = PreTokenizer((_LLAMA3,))
 _GPT2_PRE = PreTokenizer(gpt2_words=True)
 _DIGITS_GPT2 = PreTokenizer(single_digits=True, gpt2_words=True)
-_QWEN2_PRE = PreTokenizer((_QWEN2,), nfc=True)
 _GPT4O_PRE = PreTokenizer((_GPT4O,))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
@@ -156,15 +168,16 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "smaug-bpe": _LLAMA3_WORDS,
     "chatglm-bpe": _LLAMA3_WORDS,
     "glm4": PreTokenizer((_LLAMA3,), ignore_merges=True),
-    # Qwen 2 and 3, and those that took their words. The distilled DeepSeek models leave out the normalisation.
-    "qwen2": _QWEN2_PRE,
-    "megrez": _QWEN2_PRE,
-    "stablelm2": _QWEN2_PRE,
+    # Qwen 2 and 3, and those that took their words but not the normalisation.
+    "qwen2": PreTokenizer((_QWEN2,), nfc=True),
+    "megrez": PreTokenizer((_QWEN2,)),
+    "stablelm2": PreTokenizer((_QWEN2,)),
     "deepseek-r1-qwen": PreTokenizer((_QWEN2,)),
     "hunyuan": PreTokenizer((_QWEN2,)),
     "grok-2": PreTokenizer((_QWEN2,)),
-    "qwen35": PreTokenizer((_QWEN35,), nfc=True),
+    "qwen35": PreTokenizer((_QWEN35,)),
     # Others.
+    "deepseek-llm": PreTokenizer(_DEEPSEEK_LLM, single_digits=True),
     "deepseek-coder": PreTokenizer(_DEEPSEEK_CODER, single_digits=True),
     "deepseek-v3": PreTokenizer(_DEEPSEEK3),
     "hunyuan-dense": PreTokenizer(_DEEPSEEK3),
