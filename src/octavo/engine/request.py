@@ -27,6 +27,9 @@ class EngineRequest:
     ``adapter`` names the exact *version* of the adapter that runs (never a name that can be loaded again with other
     weights) and ``cache_salt`` separates users: cached prefixes are shared only where both are equal. ``seed`` is used
     when ``params.seed`` is None; without either the engine draws one.
+
+    Positions served from the prefix cache have no logits, so with ``params.prompt_logprobs`` sequence 0 reads no cached
+    prefix (but its blocks can be read by others).
     """
 
     request_id: str
