@@ -140,7 +140,8 @@ def test_addition_of_two_linears_joins_the_later() -> None:
 
 def test_linear_takes_one_residual_only() -> None:
     def summed(builder: GraphBuilder, x: Value) -> Value:
-        return builder.add(builder.add(builder.linear(x, "only", 8), x), builder.scale(x, 0.5))
+        half = builder.scale(x, 0.5)
+        return builder.add(builder.add(builder.linear(x, "only", 8), x), half)
 
     graph = block(summed)
     after = fold_residuals(fold_residuals(graph))
