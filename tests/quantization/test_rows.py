@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from octavo.errors import ModelError
 from octavo.quantization import quantize_rows
+from octavo.quantization.rows import Bits
 from octavo.weights.tensors import AffineRows, Float32Array, bf16_to_f32, f32_to_bf16
+
+BITS: tuple[Bits, ...] = (4, 8)
 
 
 def values_of(rows: AffineRows, zero: int) -> np.ndarray:
@@ -42,8 +45,10 @@ def extremes_only(weights: Float32Array, group: int) -> np.ndarray:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_shapes_and_types_are_those_of_affine_rows(bits: int, group: int) -> None:
     codes, scales, minimums = quantize_rows(normal(5, 256), bits, group)  # type: ignore[arg-type]
-    assert (codes.shape, codes.dtype) == ((5, 256), np.uint8)
-    assert (scales.shape, scales.dtype) == ((5, 256 // group), np.float32)
+    assert codes.shape == (5, 256)
+    assert codes.dtype == np.uint8
+    assert scales.shape == (5, 256 // group)
+    assert scales.dtype == np.float32
     np.testing.assert_array_equal(f16(scales), scales)
     if bits == 8:
         assert minimums is None
@@ -102,10 +107,10 @@ def test_w4_is_nowhere_worse_than_the_extremes_alone_and_better_overall(group: i
 def test_rows_do_not_depend_on_what_is_rounded_with_them() -> None:
     for shape in ((70, 32), (9, 4096), (2049, 32)):
         weights = normal(*shape, seed=5)
-        for bits in (4, 8):
-            together = quantize_rows(weights, bits, 32)  # type: ignore[arg-type]
+        for bits in BITS:
+            together = quantize_rows(weights, bits, 32)
             for start, stop in ((0, 1), (3, 5), (shape[0] - 1, shape[0])):
-                alone = quantize_rows(weights[start:stop], bits, 32)  # type: ignore[arg-type]
+                alone = quantize_rows(weights[start:stop], bits, 32)
                 for mine, theirs in zip(alone, together, strict=True):
                     if mine is not None and theirs is not None:
                         np.testing.assert_array_equal(mine, theirs[start:stop])

@@ -123,9 +123,9 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "two of a name": (GgufFileSpec(tensors=[f32("a", 1), f32("a", 1)]).to_bytes(), "'a': appears twice"),
     "long name": (GgufFileSpec(tensors=[f32("a" * 200, 1)]).to_bytes(), "the limit is 127"),
     "unknown tensor type": (GgufFileSpec(tensors=[f32("a", 1, kind_number=77)]).to_bytes(), "type number 77"),
-    "Q5_0": (
-        GgufFileSpec(tensors=[TensorSpec("a", (32,), "Q5_0", bytes(22))]).to_bytes(),
-        "has type Q5_0, which is not supported; supported are F32, F16, BF16, Q4_0, Q4_1, Q8_0, Q4_K, Q5_K, Q6_K",
+    "Q2_K": (
+        GgufFileSpec(tensors=[TensorSpec("a", (256,), "Q2_K", bytes(84))]).to_bytes(),
+        "has type Q2_K, which is not supported; supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K",
     ),
     "IQ4_NL": (GgufFileSpec(tensors=[TensorSpec("a", (32,), "IQ4_NL", bytes(18))]).to_bytes(), "type IQ4_NL"),
     "broken rows": (

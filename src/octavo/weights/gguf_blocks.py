@@ -117,6 +117,29 @@ def unpack_q4_1(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, min
     minimums[:] = half_floats(blocks, 2)
 
 
+def add_fifth_bits(blocks: Uint8Array, offset: int, codes: Uint8Array) -> None:
+    """Add 16 to the codes whose bit is set in the 32 bits at byte ``offset``."""
+    bits = np.unpackbits(blocks[:, offset : offset + 4], axis=1, bitorder="little")
+    bits <<= 4
+    codes |= bits
+
+
+def unpack_q5_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """f16 scale, 32 fifth bits, the nibbles of Q4_0; w = scale * (code - 16), shifted to the zero 128 of all 8 bits."""
+    store_nibbles(codes, lanes(blocks, 6, 1), 1)
+    add_fifth_bits(blocks, 2, codes)
+    codes += 128 - 16
+    scales[:] = half_floats(blocks, 0)
+
+
+def unpack_q5_1(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """f16 scale and minimum, 32 fifth bits, the nibbles of Q4_0; w = scale * code + minimum."""
+    store_nibbles(codes, lanes(blocks, 8, 1), 1)
+    add_fifth_bits(blocks, 4, codes)
+    scales[:] = half_floats(blocks, 0)
+    minimums[:] = half_floats(blocks, 2)
+
+
 def unpack_q8_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
     """f16 scale, then 32 signed bytes; made unsigned by adding 128."""
     np.bitwise_xor(lanes(blocks, 2, 2), FLIP_SIGNS, out=codes.view(np.uint64))
@@ -178,6 +201,8 @@ BLOCK_FORMATS: dict[str, BlockFormat] = {
     for block in (
         BlockFormat("Q4_0", 32, 18, 4, 32, 8, False, "f16", unpack_q4_0),
         BlockFormat("Q4_1", 32, 20, 4, 32, 0, True, "f16", unpack_q4_1),
+        BlockFormat("Q5_0", 32, 22, 8, 32, 128, False, "f16", unpack_q5_0),
+        BlockFormat("Q5_1", 32, 24, 8, 32, 0, True, "f16", unpack_q5_1),
         BlockFormat("Q8_0", 32, 34, 8, 32, 128, False, "f16", unpack_q8_0),
         BlockFormat("Q4_K", 256, 144, 4, 32, 0, True, "f32", unpack_q4_k),
         BlockFormat("Q5_K", 256, 176, 8, 32, 0, True, "f32", unpack_q5_k),
