@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 
 __all__ = ["WORDS", "byte_characters", "encode", "merge_word"]
 
@@ -131,9 +132,7 @@ def merge_word(word: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
     """Merge the neighbours of lowest rank, leftmost first, until none can be merged."""
     parts = [_CHARACTERS[value] for value in word.encode()]
     while len(parts) > 1:
-        candidates = [
-            (ranks[pair], place) for place, pair in enumerate(zip(parts, parts[1:], strict=False)) if pair in ranks
-        ]
+        candidates = [(ranks[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in ranks]
         if not candidates:
             break
         _, place = min(candidates)

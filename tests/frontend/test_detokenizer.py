@@ -116,7 +116,8 @@ def test_special_tokens_are_left_out_or_kept(smollm2: Tokenizer) -> None:
 
 def test_ids_outside_the_vocabulary_have_no_text(smollm2: Tokenizer) -> None:
     assert smollm2.decode([49152, 60000, -1]) == ""
-    assert smollm2.id_to_token(49152) is None and smollm2.id_to_token(-1) is None
+    assert smollm2.id_to_token(49152) is None
+    assert smollm2.id_to_token(-1) is None
 
 
 def test_an_unfinished_character_at_the_end_becomes_one_replacement_character(smollm2: Tokenizer) -> None:

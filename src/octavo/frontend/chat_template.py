@@ -84,7 +84,7 @@ class ChatTemplate:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_CHARACTERS:
-                    raise BudgetError(f"its output has more than {MAX_CHARACTERS} characters")
+                    raise BudgetError(f"it writes more than {MAX_CHARACTERS} characters")
         except BudgetError as error:
             raise ModelError(
                 f"the chat template was stopped: {_line(error)}; use another one with chat_template"

@@ -156,7 +156,13 @@ class Tokenizer:
         if template is None:
             if len(self._compiled) >= 16:  # requests can bring their own templates
                 self._compiled.clear()
-            template = self._compiled[source] = ChatTemplate(source)
+            try:
+                template = ChatTemplate(source)
+            except ModelError as error:
+                if wanted is None or wanted in self.chat_templates:
+                    raise
+                raise ParameterError("chat_template", wanted, f"a template that compiles ({error})") from error
+            self._compiled[source] = template
         return template
 
 
