@@ -128,9 +128,8 @@ def byte_characters() -> list[str]:
 _CHARACTERS = byte_characters()
 
 
-def merge_word(word: str, ranks: Mapping[tuple[str, str], int]) -> list[str]:
+def merge_word(parts: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
     """Merge the neighbours of lowest rank, leftmost first, until none can be merged."""
-    parts = [_CHARACTERS[value] for value in word.encode()]
     while len(parts) > 1:
         candidates = [(ranks[pair], place) for place, pair in enumerate(pairwise(parts)) if pair in ranks]
         if not candidates:
@@ -147,10 +146,13 @@ def encode(
     ranks: Mapping[tuple[str, str], int],
     whole_words: bool = False,
 ) -> Sequence[int]:
-    """The ids of a text without special tokens; bytes the vocabulary lacks are left out."""
+    """The ids of a text without special tokens; bytes the vocabulary lacks are left out before merging."""
     ids: list[int] = []
     for word in WORDS[pre](text):
-        spelled = "".join(_CHARACTERS[value] for value in word.encode())
-        parts = [spelled] if whole_words and spelled in vocab else merge_word(word, ranks)
-        ids += [vocab[part] for part in parts if part in vocab]
+        spelled = [_CHARACTERS[value] for value in word.encode()]
+        whole = "".join(spelled)
+        if whole_words and whole in vocab:
+            ids.append(vocab[whole])
+        else:
+            ids += [vocab[part] for part in merge_word([part for part in spelled if part in vocab], ranks)]
     return ids
