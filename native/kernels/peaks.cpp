@@ -3,29 +3,43 @@
 
 namespace octavo::OCTAVO_ISA {
 
-double peak_work(PeakKind kind, int64_t iterations) {
+namespace {
+
+#if defined(__AVX512F__)
+#define OCTAVO_KEEP(v) asm volatile("" : "+v"(v))
+#elif defined(__x86_64__)
+#define OCTAVO_KEEP(v) asm volatile("" : "+x"(v))
+#else
+#define OCTAVO_KEEP(v) asm volatile("" : "+w"(v))
+#endif
+
+// Independent chains, enough to hide the latency of a multiply-add; the empty asm keeps them in registers and the loop in place.
+template <class V, class Step>
+double run_chains(int64_t iterations, double per_lane, vu& operand, Step&& step) {
     constexpr int kChains = 12;
-    vf f[kChains];
-    vi n[kChains];
-    for (int i = 0; i < kChains; ++i) f[i] = splat((float)i), n[i] = splat((int32_t)i);
-    const vf half = splat(0.5f);
-    const vu bytes = splat((uint32_t)0x01010101u);
+    V chains[kChains] = {};
     for (int64_t it = 0; it < iterations; ++it) {
 #pragma GCC unroll 12
         for (int i = 0; i < kChains; ++i) {
-            if (kind == PeakKind::F32) f[i] = fma(f[i], half, half);
-            else if (kind == PeakKind::BF16) f[i] = dot2_bf16(f[i], bytes, bytes);
-            else n[i] = dot4_nibble(n[i], bytes, bytes);
+            chains[i] = step(chains[i]);
+            OCTAVO_KEEP(chains[i]);
         }
-        // Keeps the chains in registers and the loop in place.
-#if defined(__x86_64__)
-        for (int i = 0; i < kChains; ++i) asm volatile("" : "+x"(f[i]), "+x"(n[i]));
-#else
-        for (int i = 0; i < kChains; ++i) asm volatile("" : "+w"(f[i]), "+w"(n[i]));
-#endif
+        OCTAVO_KEEP(operand);  // else products of constants would be computed once
+
     }
-    const double per_lane = kind == PeakKind::F32 ? 2 : kind == PeakKind::BF16 ? 4 : 8;
     return per_lane * L * kChains * (double)iterations;
+}
+
+}  // namespace
+
+double peak_work(PeakKind kind, int64_t iterations) {
+    vu bytes = splat((uint32_t)0x01010101u);
+    switch (kind) {
+        case PeakKind::F32: return run_chains<vf>(iterations, 2, bytes, [&](vf c) { return fma(c, (vf)bytes, c); });
+        case PeakKind::BF16: return run_chains<vf>(iterations, 4, bytes, [&](vf c) { return dot2_bf16(c, bytes, bytes); });
+        case PeakKind::I8: return run_chains<vi>(iterations, 8, bytes, [&](vi c) { return dot4_nibble(c, bytes, bytes); });
+    }
+    return 0;
 }
 
 double read_bandwidth_work(const uint8_t* data, int64_t bytes) {

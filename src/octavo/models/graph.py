@@ -358,10 +358,11 @@ class Graph:
     def tied_weights(self) -> set[str]:
         """Weights that both the embedding and the head read, the only ones allowed two readers."""
         embedded = {node.weight for node in self.nodes if isinstance(node, Embedding)}
-        heads = {node.weights[0] for node in self.nodes if isinstance(node, Linear) and node.output == self._head()}
+        heads = {node.weights[0] for node in self.nodes if isinstance(node, Linear) and node.output == self.head}
         return embedded & heads
 
-    def _head(self) -> Value:
+    @property
+    def head(self) -> Value:
         """The value of the head's Linear: the output before any elementwise operation on the logits."""
         producers = {node.output: node for node in self.nodes}
         node = producers[self.output]

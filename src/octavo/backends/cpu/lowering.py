@@ -125,6 +125,10 @@ class _Lowering:
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
         self.tables: dict[ir.Rope, tuple[Float32Array, Float32Array]] = {}
         self.index = 0
+        producers = {node.output: node for node in graph.nodes}
+        head = producers[graph.head]
+        self.vocabulary = {node.weight for node in graph.nodes if isinstance(node, ir.Embedding)}
+        self.vocabulary.update(head.weights if isinstance(head, ir.Linear) else ())
 
     def run(self) -> Lowered:
         graph = self.graph
@@ -194,13 +198,19 @@ class _Lowering:
     def _tensors(self, names: Sequence[str]) -> list[Tensor]:
         return [self.source.tensor(name) for name in names]
 
+    def _choose(self, names: Sequence[str]) -> tuple[WeightForm, list[Tensor]]:
+        """The form of a weight. w4 keeps the embedding and the head in w8, as GGUF files do: at 4 bits they alone cost
+        twenty times what all layers do (mean KL 6.2e-2 against 3e-3 on SmolLM2)."""
+        vocabulary = self.quantization == "w4" and not self.vocabulary.isdisjoint(names)
+        return choose_form(self._tensors(names), "w8" if vocabulary else self.quantization)
+
     def _form(self, node: ir.Linear) -> WeightForm:
-        return choose_form(self._tensors(node.weights), self.quantization)[0]
+        return self._choose(node.weights)[0]
 
     def _pack(self, names: tuple[str, ...], columns: Sequence[NDArray[np.int32]], count: int) -> int:
         """Index of the packed weight; the tied embedding and head share one."""
         if names not in self.packed:
-            form, tensors = choose_form(self._tensors(names), self.quantization)
+            form, tensors = self._choose(names)
             self.packed[names] = len(self.result.packings)
             self.result.packings.append(Packing(tuple(tensors), form, tuple(columns), count))
         return self.packed[names]
