@@ -16,19 +16,24 @@ int64_t panel_bytes(Form form, int64_t k_padded) {
     return k_padded / per_row * kPanelRowBytes;
 }
 
+// Elements along a side and in all; sizes in bytes then fit far inside 64 bits.
+constexpr int64_t kLargestSide = int64_t{1} << 30, kLargest = int64_t{1} << 40;
+
 struct Layout {
     int64_t columns, k_padded, group, groups, data, scales, minimums;
 };
 
 Layout layout(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16) {
     if (columns < 1 || k < 1) throw std::invalid_argument("a weight needs at least one column and one k");
+    if (columns > kLargestSide || k > kLargestSide || columns * k > kLargest)
+        throw std::invalid_argument("a weight of " + std::to_string(columns) + " x " + std::to_string(k) + " is too large");
     Layout l{};
     l.columns = round_up(columns, kColumnTile);
     l.k_padded = round_up(k, kKPad);
     l.data = l.columns / kPanel * panel_bytes(form, l.k_padded);
     if (form == Form::W8 || form == Form::W4) {
         l.group = group == 0 ? l.k_padded : group;
-        if (group != 0 && (group % 16 != 0 || (group > 16 && group % 32 != 0)))
+        if (group < 0 || group > kLargestSide || (group != 16 && group % 32 != 0))
             throw std::invalid_argument("weight group " + std::to_string(group) + " is not 16 or a multiple of 32");
         l.groups = ceil_div(l.k_padded, l.group);
         l.scales = l.columns * l.groups * (scale_f16 ? 2 : 4);

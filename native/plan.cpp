@@ -13,6 +13,8 @@ namespace {
 
 constexpr int kMaxOperations = 8192;
 constexpr int64_t kPartialSlots = 8192;
+constexpr int64_t kMaxWidth = int64_t{1} << 30;
+constexpr int64_t kMaxTokens = 1 << 23;  // a step's tiles have to be counted in 24 bits
 
 void require(bool ok, const std::string& what) {
     if (!ok) throw std::invalid_argument(what);
@@ -23,6 +25,9 @@ void require(bool ok, const std::string& what) {
 Plan::Plan(const std::string& level, int threads, const StepLimits& limits, int64_t arena_bytes)
     : kernels_(kernel_table(level)), limits_(limits), arena_((size_t)std::max<int64_t>(arena_bytes, 64)),
       pool_(threads, kMaxOperations) {
+    require(limits.max_tokens <= kMaxTokens && limits.max_sequences <= kMaxTokens && limits.table_stride <= kMaxTokens &&
+                limits.head_rows <= kMaxTokens && limits.max_sequences * limits.table_stride <= int64_t{1} << 36,
+            "the limits of a step are too large");
     tokens.resize((size_t)limits.max_tokens);
     starts.resize((size_t)limits.max_sequences);
     counts.resize((size_t)limits.max_sequences);
@@ -36,11 +41,12 @@ Plan::~Plan() = default;
 
 ActView Plan::view(const Activation& a, int64_t rows) const {
     auto inside = [&](int64_t offset, int64_t bytes) {
-        require(offset >= 0 && bytes >= 0 && offset + bytes <= (int64_t)arena_.size(),
-                "a value of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " is outside the arena of " +
+        require(offset >= 0 && offset % 4 == 0 && bytes >= 0 && bytes <= (int64_t)arena_.size() - offset,
+                "a value of " + std::to_string(bytes) + " bytes at offset " + std::to_string(offset) + " is unaligned or outside the arena of " +
                     std::to_string(arena_.size()) + " bytes");
         return arena_.data() + offset;
     };
+    require(a.width >= 1 && a.width <= kMaxWidth, "a value of width " + std::to_string(a.width));
     ActView v;
     v.form = a.form;
     v.width = a.width;
@@ -88,20 +94,24 @@ void Plan::set_logits(const Activation& logits) {
 void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale) {
     require(out.form == Act::F32 && out.width >= weight->view().k, "an embedding writes f32 rows as wide as the weight");
     require(limits_.vocab <= weight->view().columns, "the embedding has fewer rows than the vocabulary");
+    require(!in_head_, "an embedding is not part of the head");
+    const ActView rows = view(out, limits_.max_tokens);
     auto& op = add(Kind::Embed, std::move(name));
-    op.embed = {weight->view(), tokens.data(), (float*)view(out, limits_.max_tokens).data, out.width, scale};
+    op.embed = {weight->view(), tokens.data(), (float*)rows.data, out.width, scale};
     weights_.push_back(std::move(weight));
 }
 
 void Plan::add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
                     const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather) {
     const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
-    require(x.form == Act::F32 && width <= x.width, "a norm reads f32");
+    require(x.form == Act::F32 && width >= 1 && width <= x.width, "a norm reads f32");
     require(weight.empty() || (int64_t)weight.size() == width, "norm weight width");
     require(bias.empty() || (int64_t)bias.size() == width, "norm bias width");
     require(out.width >= width && out.width % kKPad == 0, "a norm writes rows padded to 32");
+    require(!gather || in_head_, "only the head gathers rows");
+    const ActView from = view(x, limits_.max_tokens), to = view(out, rows);
     auto& op = add(Kind::Norm, std::move(name));
-    op.norm.x = (const float*)view(x, limits_.max_tokens).data;
+    op.norm.x = (const float*)from.data;
     op.norm.x_stride = x.width;
     op.norm.gather = gather ? logit_rows.data() : nullptr;
     op.norm.width = width;
@@ -109,7 +119,7 @@ void Plan::add_norm(std::string name, const Activation& x, int64_t width, const 
     op.norm.bias = keep(bias);
     op.norm.eps = eps;
     op.norm.layer = layer;
-    op.norm.out = view(out, rows);
+    op.norm.out = to;
 }
 
 void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
@@ -129,12 +139,13 @@ void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, co
     // Columns past the packed ones would stay unwritten.
     require(out.form == Act::F32 || out.width <= columns, name + ": output row wider than the packed columns");
     require(bias.empty() || (int64_t)bias.size() <= w.columns, name + ": bias width");
+    const ActView from = view(in, rows), to = view(out, rows);
     auto& op = add(Kind::Linear, std::move(name));
     op.linear.w = w;
-    op.linear.a = view(in, rows);
+    op.linear.a = from;
     op.linear.bias = keep(bias, w.columns);
     op.linear.epilogue = epilogue;
-    op.linear.out = view(out, rows);
+    op.linear.out = to;
     op.linear.out_columns = out_columns;
     weights_.push_back(std::move(weight));
 }
@@ -142,8 +153,9 @@ void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, co
 void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
                     const std::vector<float>& cos, const std::vector<float>& sin, const std::vector<float>& q_norm,
                     const std::vector<float>& k_norm, float norm_eps, const Activation& q) {
-    require(head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
-    require(rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
+    require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
+    require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
+    require(rope_dim >= 0 && rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0, "query heads are a multiple of kv heads");
     require(qkv.form == Act::F32 && qkv.width >= (int64_t)(q_heads + 2 * kv_heads) * head_dim, "qkv width");
     const int64_t positions = limits_.table_stride * kBlock;
@@ -151,9 +163,15 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     require(cos.size() == sin.size(), "rope tables differ in size");
     require(q_norm.empty() || (int)q_norm.size() == head_dim, "q norm width");
     require(k_norm.empty() || (int)k_norm.size() == head_dim, "k norm width");
+    require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
+    const bool kv_f32 = q.form == Act::F32;
+    const int64_t block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (kv_f32 ? 4 : 2);
+    require(layer >= 0 && layer < kMaxOperations, "layer " + std::to_string(layer));
+    require(block_bytes_ == 0 || block_bytes_ == block_bytes, "all layers have the same kv heads and head size");
+    const ActView from = view(qkv, limits_.max_tokens), to = view(q, limits_.max_tokens);
     auto& op = add(Kind::Rope, std::move(name));
     RopeArgs& r = op.rope;
-    r.qkv = (const float*)view(qkv, limits_.max_tokens).data;
+    r.qkv = (const float*)from.data;
     r.stride = qkv.width;
     r.q_heads = q_heads;
     r.kv_heads = kv_heads;
@@ -173,24 +191,28 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     r.norm_eps = norm_eps;
     r.positions = positions_.data();
     r.slots = slots_.data();
-    require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
-    r.kv_f32 = q.form == Act::F32;
-    r.q_out = view(q, limits_.max_tokens).data;
-    r.block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (r.kv_f32 ? 4 : 2);
+    r.kv_f32 = kv_f32;
+    r.q_out = to.data;
+    r.block_bytes = block_bytes_ = block_bytes;
     op.layer = layer;
-    require(layer >= 0, "layer");
-    require(block_bytes_ == 0 || block_bytes_ == r.block_bytes, "all layers have the same kv heads and head size");
-    block_bytes_ = r.block_bytes;
     layers_ = std::max(layers_, layer + 1);
 }
 
 void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
                          float softcap, int window, const Activation& out) {
-    require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head shape");
+    require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
+    require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
+            "head shape");
+    require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
     require(out.form == Act::F32 && out.width >= (int64_t)q_heads * head_dim, "attention writes f32");
+    require(window >= 0 && softcap >= 0.0f, "a window or soft cap below 0");
+    require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
+    require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,
+            "attention reads the heads and the form that the rope operations write");
+    const ActView from = view(q, limits_.max_tokens), to = view(out, limits_.max_tokens);
     auto& op = add(Kind::Attention, name);
     AttentionArgs& a = op.attention;
-    a.q = view(q, limits_.max_tokens).data;
+    a.q = from.data;
     a.kv_f32 = q.form == Act::F32;
     a.q_heads = q_heads;
     a.kv_heads = kv_heads;
@@ -201,7 +223,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.positions = positions_.data();
     a.block_tables = block_tables.data();
     a.table_stride = limits_.table_stride;
-    a.out = (float*)view(out, limits_.max_tokens).data;
+    a.out = (float*)to.data;
     a.out_stride = out.width;
     op.layer = layer;
     partials_.resize(std::max(partials_.size(), (size_t)(kPartialSlots * (head_dim + 2))));
@@ -217,31 +239,31 @@ void Plan::add_elementwise(std::string name, Elementwise kind, const Activation&
                            const Activation& out) {
     const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
     const bool two = kind == Elementwise::Add || kind == Elementwise::SiluMul || kind == Elementwise::GeluMul || kind == Elementwise::GeluTanhMul;
-    require(a.form == Act::F32 && out.form == Act::F32 && width <= a.width && width <= out.width, "elementwise operations are f32");
+    require(a.form == Act::F32 && out.form == Act::F32 && width >= 1 && width <= a.width && width <= out.width, "elementwise operations are f32");
     require(two == (b != nullptr) && (!b || (b->form == Act::F32 && width <= b->width)), "second operand");
     require(kind != Elementwise::Softcap || scalar > 0.0f, "soft cap must be positive");
+    const ActView first = view(a, rows), second = b ? view(*b, rows) : ActView{}, to = view(out, rows);
     auto& op = add(Kind::Elementwise, std::move(name));
     op.elementwise.kind = kind;
-    op.elementwise.a = (const float*)view(a, rows).data;
+    op.elementwise.a = (const float*)first.data;
     op.elementwise.a_stride = a.width;
-    if (b) op.elementwise.b = (const float*)view(*b, rows).data, op.elementwise.b_stride = b->width;
+    if (b) op.elementwise.b = (const float*)second.data, op.elementwise.b_stride = b->width;
     op.elementwise.width = width;
     op.elementwise.scalar = scalar;
-    op.elementwise.out = (float*)view(out, rows).data;
+    op.elementwise.out = (float*)to.data;
     op.elementwise.out_stride = out.width;
 }
 
 void Plan::make_pool(int64_t blocks, bool kv_f32) {
-    require(blocks >= 1 && block_bytes_ > 0, "a pool needs blocks and a layer with attention");
+    require(blocks >= 1 && blocks <= INT32_MAX / kBlock && block_bytes_ > 0, "a pool needs blocks and a layer with attention");
+    require(!kv_, "a plan has one pool");
+    for (const auto& op : body_) require(op.kind != Kind::Rope || op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
     blocks_ = blocks;
     kv_f32_ = kv_f32;
     kv_ = std::make_unique<Region>((size_t)(blocks * block_bytes_ * layers_));
     for (auto& op : body_) {
         uint8_t* pool = kv_->data() + op.layer * blocks * block_bytes_;
-        if (op.kind == Kind::Rope) {
-            require(op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
-            op.rope.pool = pool;
-        }
+        if (op.kind == Kind::Rope) op.rope.pool = pool;
         if (op.kind == Kind::Attention || op.kind == Kind::Merge) {
             op.attention.pool = pool;
             op.attention.block_bytes = block_bytes_;
@@ -257,7 +279,7 @@ void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
         require(from >= 0 && from < blocks_ && to >= 0 && to < blocks_, "block copy outside the pool");
         for (int layer = 0; layer < layers_; ++layer) {
             uint8_t* base = kv_->data() + layer * blocks_ * block_bytes_;
-            std::memcpy(base + to * block_bytes_, base + from * block_bytes_, (size_t)block_bytes_);
+            std::memmove(base + to * block_bytes_, base + from * block_bytes_, (size_t)block_bytes_);
         }
     }
 }
@@ -422,6 +444,7 @@ class Plan::StepJob final : public Job {
 
 void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_out) {
     require(sequences >= 1 && sequences <= limits_.max_sequences, "sequences of a step: " + std::to_string(sequences) + ", limit " + std::to_string(limits_.max_sequences));
+    require(layers_ == 0 || kv_, "a plan with attention needs a pool before it is run");
     int64_t count = 0;
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t start = starts[(size_t)s], n = counts[(size_t)s];

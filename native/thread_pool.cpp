@@ -48,7 +48,7 @@ void ThreadPool::run(Job& job) {
     operations_.store(operations, std::memory_order_relaxed);
     for (int op = 0; op < operations; ++op) {
         Progress& p = progress_[(size_t)op];
-        p.tiles.store((uint64_t)job.tiles(op), std::memory_order_relaxed);
+        p.tiles.store(epoch << kTileBits | (uint64_t)job.tiles(op), std::memory_order_relaxed);
         p.done.store(epoch << kTileBits, std::memory_order_relaxed);
         p.next.store(epoch << kTileBits, std::memory_order_release);
     }
@@ -76,7 +76,9 @@ void ThreadPool::walk(uint64_t epoch, int worker) {
             job = job_.load(std::memory_order_relaxed);
             operations = operations_.load(std::memory_order_relaxed);
         }
-        const uint64_t tiles = p.tiles.load(std::memory_order_relaxed);
+        // The count carries the epoch too: an old claim beside a new count would look like a tile still to be done.
+        const uint64_t counted = p.tiles.load(std::memory_order_relaxed), tiles = counted & kTileMask;
+        if (counted >> kTileBits != epoch) return;
         for (;;) {
             if (claim >> kTileBits != epoch) return;
             if ((claim & kTileMask) >= tiles) break;

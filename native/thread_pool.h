@@ -36,7 +36,7 @@ class ThreadPool {
     static constexpr int kTileBits = 24;
     struct alignas(64) Progress {
         std::atomic<uint64_t> next{0};  // epoch << kTileBits | next tile
-        std::atomic<uint64_t> tiles{0};
+        std::atomic<uint64_t> tiles{0};  // epoch << kTileBits | tiles of the operation
         alignas(64) std::atomic<uint64_t> done{0};  // epoch << kTileBits | tiles done
     };
     void worker_loop(int worker);

@@ -4,6 +4,8 @@
 namespace octavo::OCTAVO_ISA {
 namespace {
 
+constexpr float kSmallest = 1e-36f;  // below it 127 / max|x| overflows; such a group is zeros
+
 // int8 codes of one group with scale = max|x| / 127; a NaN in the group makes the scale NaN, so that it is not lost.
 void quantize_group(const float* x, int group, int8_t* codes, float* scale, float* scaled_sum, int32_t* sum) {
     vf largest = {};
@@ -14,7 +16,7 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
         nan |= (vi)(v != v);
     }
     const float amax = max_lanes(largest);
-    const vf inverse = splat(amax > 0.0f ? 127.0f / amax : 0.0f);
+    const vf inverse = splat(amax > kSmallest ? 127.0f / amax : 0.0f);
     vi total = {};
     typedef int8_t vb __attribute__((vector_size(L)));
     for (int c = 0; c < group; c += L) {
@@ -23,14 +25,15 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
         total += code;
         store(codes + c, __builtin_convertvector(code, vb));
     }
-    int32_t lanes[L], all = 0, bad = 0, nans[L];
+    int32_t lanes[L], bad = 0, nans[L];
+    uint32_t all = 0;  // codes of numbers that are not finite may overflow
     store(lanes, total);
     store(nans, nan);
-    for (int i = 0; i < L; ++i) all += lanes[i], bad |= nans[i];
+    for (int i = 0; i < L; ++i) all += (uint32_t)lanes[i], bad |= nans[i];
     const float s = bad ? __builtin_nanf("") : amax / 127.0f;
     *scale = s;
-    *sum = all;
-    *scaled_sum = s * (float)all;
+    *sum = (int32_t)all;
+    *scaled_sum = s * (float)(int32_t)all;
 }
 
 // Packed element (column, k) as a float, for the embedding.
