@@ -234,6 +234,24 @@ def test_a_damaged_tokenizer_json_is_refused(tmp_path: Path, content: str) -> No
         load_tokenizer(tmp_path)
 
 
+def test_a_tokenizer_json_on_which_the_library_panics_is_refused(tmp_path: Path) -> None:
+    state = json.loads(backend().to_str())
+    state["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    with pytest.raises(ModelError, match=r"tokenizer\.json is not a tokenizer octavo can read"):
+        load_tokenizer(tmp_path)
+
+
+def test_dropout_is_turned_off(tmp_path: Path) -> None:
+    state = json.loads(backend().to_str())
+    state["model"]["vocab"]["aa"] = 259
+    state["model"]["merges"] = [["a", "a"]]
+    state["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    tokenizer = load_tokenizer(tmp_path)
+    assert {tuple(tokenizer.encode("aa")) for _ in range(20)} == {(BOS, 259)}
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -6,9 +6,11 @@ is wrong is refused with a message that names the key and the numbers.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
@@ -17,6 +19,8 @@ from octavo.errors import ModelError, WeightsError
 from octavo.frontend.tokenizer_pre import PreTokenizer, find_pre_tokenizer
 
 __all__ = ["GgufVocabulary", "build_gguf_vocabulary"]
+
+_log = logging.getLogger(__name__)
 
 # Limits of what is believed to be a vocabulary; the largest in use have about 300,000 tokens of up to 512 bytes.
 _MAX_TOKENS = 1 << 21
@@ -149,7 +153,8 @@ def build_gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
     tokens = data.strings("ggml.tokens", _MAX_TOKENS, _MAX_TOKEN_CHARACTERS)
     if not tokens:
         raise WeightsError("the GGUF file has an empty vocabulary (tokenizer.ggml.tokens)")
-    tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(tokens)]
+    if "" in tokens:
+        tokens = [token or f"[EMPTY_{place}]" for place, token in enumerate(tokens)]
     vocab = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(vocab) != len(tokens):
         seen: set[str] = set()
@@ -159,7 +164,10 @@ def build_gguf_vocabulary(metadata: Mapping[str, Any]) -> GgufVocabulary:
             seen.add(token)
     types = _token_types(data, len(tokens))
     if kind == "gpt2":
-        pre = find_pre_tokenizer(data.text("ggml.pre") or "default")
+        name = data.text("ggml.pre")
+        if not name:
+            _log.warning("the GGUF file does not name its pre-tokenizer (tokenizer.ggml.pre); words may be cut wrongly")
+        pre = find_pre_tokenizer(name or "default")
         backend = _byte_level(data, pre, vocab)
         add_bos = pre.add_bos
         unk_id = data.token_id("ggml.unknown_token_id", len(tokens))
@@ -200,13 +208,10 @@ def _byte_level(data: _Metadata, pre: PreTokenizer, vocab: dict[str, int]) -> To
     merges = data.strings("ggml.merges", _MAX_MERGES, 2 * _MAX_TOKEN_CHARACTERS + 1)
     if merges is None:
         raise WeightsError("the GGUF file has no merges (tokenizer.ggml.merges), which byte-level BPE needs")
-    pairs: list[tuple[str, str]] = []
-    for place, merge in enumerate(merges):
-        # The first part is never empty, so a merge may begin with a space that belongs to it.
-        cut = merge.find(" ", 1)
-        if cut < 0 or cut == len(merge) - 1:
-            raise WeightsError(f"GGUF tokenizer.ggml.merges[{place}] is {merge[:40]!r}, not two tokens")
-        pairs.append((merge[:cut], merge[cut + 1 :]))
+    # Tens of thousands of merges are taken apart while a user waits, so the usual form goes the short way.
+    pairs = [(left, right) for left, _, right in map(str.partition, merges, repeat(" ")) if left and right]
+    if len(pairs) != len(merges):
+        pairs = [_merge(place, merge) for place, merge in enumerate(merges)]
     backend = _construct(vocab, pairs, ignore_merges=pre.ignore_merges)
     normalizer = pre.normalizer()
     if normalizer is not None:
@@ -214,6 +219,14 @@ def _byte_level(data: _Metadata, pre: PreTokenizer, vocab: dict[str, int]) -> To
     backend.pre_tokenizer = pre.build(data.flag("ggml.add_space_prefix", False))
     backend.decoder = decoders.ByteLevel()
     return backend
+
+
+def _merge(place: int, merge: str) -> tuple[str, str]:
+    """The two tokens of a merge; the first is never empty, so a space the merge begins with belongs to it."""
+    cut = merge.find(" ", 1)
+    if cut < 0 or cut == len(merge) - 1:
+        raise WeightsError(f"GGUF tokenizer.ggml.merges[{place}] is {merge[:40]!r}, not two tokens")
+    return merge[:cut], merge[cut + 1 :]
 
 
 def _sentencepiece(
@@ -308,15 +321,16 @@ def _finish(
     ends += [vocab[text] for text in _END_TEXTS if text in vocab and types[vocab[text]] == _CONTROL]
     eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
 
-    special = {place for place, type_ in enumerate(types) if type_ in (_CONTROL, _UNKNOWN)}
+    unusual = [place for place, type_ in enumerate(types) if type_ != _NORMAL]
+    special = {place for place in unusual if types[place] in (_CONTROL, _UNKNOWN)}
     special.update(place for place in (bos_id, *eos_ids, pad_id) if place is not None)
     # Text that spells a special token is that token, everywhere; user-defined tokens likewise, but they are shown.
     prefixed = sentencepiece and data.flag("ggml.add_space_prefix", True)
     added = [AddedToken(tokens[place], special=True, normalized=False) for place in sorted(special)]
     added += [
         AddedToken(tokens[place], special=False, normalized=sentencepiece and not prefixed)
-        for place, type_ in enumerate(types)
-        if type_ == _USER_DEFINED and place not in special
+        for place in unusual
+        if types[place] == _USER_DEFINED and place not in special
     ]
     backend.add_tokens(added)
     if backend.get_vocab_size(with_added_tokens=True) != size:

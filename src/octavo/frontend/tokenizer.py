@@ -71,6 +71,8 @@ class Tokenizer:
             raise ParameterError("prompt", text, "text without lone surrogates") from None
         except TypeError:
             raise ParameterError("prompt", text, "a string") from None
+        except BaseException as error:
+            raise _explained(error, "the tokenizer fails on this text; its files are damaged") from error
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True, *, continues: bool = False) -> str:
         """The text of ids; ``continues`` when they follow others, so that a leading space is kept."""
@@ -221,10 +223,14 @@ def _from_directory(
     _check_size(file, _MAX_TOKENIZER_BYTES)
     try:
         backend = Backend.from_file(str(file))
-    except Exception as error:
-        raise ModelError(f"{file} is not a tokenizer octavo can read: {str(error)[:200]}") from error
-    backend.no_truncation()
-    backend.no_padding()
+        backend.no_truncation()
+        backend.no_padding()
+        if getattr(backend.model, "dropout", None) is not None:
+            # A means of training, which would make ids random.
+            backend.model.dropout = None
+        backend.encode("a")
+    except BaseException as error:
+        raise _explained(error, f"{file} is not a tokenizer octavo can read") from error
     settings = _read_json(directory / "tokenizer_config.json")
     config = _read_json(directory / "config.json") if config is None else config
     if generation_config is None:
@@ -348,6 +354,13 @@ def _directory_templates(directory: Path, settings: Mapping[str, Any]) -> dict[s
                 raise ModelError(f"{file} cannot be read as text: {error}") from error
             templates["default" if file.parent == directory else file.stem] = text
     return templates
+
+
+def _explained(error: BaseException, message: str) -> BaseException:
+    """What to raise for an error of the tokenizer library, whose failed assertions are no ordinary exceptions."""
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return ModelError(f"{message}: {' '.join(str(error).split())[:200]}")
+    return error
 
 
 def _check_size(file: Path, limit: int) -> None:
