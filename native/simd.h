@@ -232,7 +232,11 @@ OCTAVO_INLINE vf vexp(vf x) {
     return select((vi)(x != x), x, result);
 }
 
-OCTAVO_INLINE vf vsilu(vf x) { return x / (splat(1.0f) + vexp(-x)); }
+// The exponential ends at 88: without the bound a number far below would come out of the division as more than nothing.
+OCTAVO_INLINE vf vsilu(vf x) {
+    const vf y = vmax(splat(-100.0f), x);  // in this order a NaN stays one
+    return y / (splat(1.0f) + vexp(-y));
+}
 
 // tanh through e^2x, exact enough where it matters (absolute error under 2e-7).
 OCTAVO_INLINE vf vtanh(vf x) {
