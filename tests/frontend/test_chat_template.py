@@ -254,9 +254,9 @@ def test_a_template_can_refuse_the_conversation() -> None:
 
 
 def test_a_conversation_the_template_cannot_render_is_refused() -> None:
-    with pytest.raises(ParameterError, match=r"fails with TypeError"):
+    with pytest.raises(ParameterError, match=r"fails on this conversation \(TypeError"):
         render("{{ 'a' + messages[0].content }}", [{"role": "user", "content": 5}])
-    with pytest.raises(ParameterError, match=r"fails with UndefinedError"):
+    with pytest.raises(ParameterError, match=r"fails on this conversation \(UndefinedError"):
         render("{{ messages[0].name.first }}")
 
 
@@ -350,6 +350,8 @@ HOSTILE = {
     "percent width": "{{ '%1000000000d' % 1 }}",
     "format filter": "{{ '%1000000000d' | format(1) }}",
     "str.format": "{{ '{:1000000000}'.format(1) }}",
+    "str.format by attr": "{{ ('{:1000000000}' | attr('format'))(1) }}",
+    "many small lists": "{% for i in range(99999) %}{% set x = [[i], [i]] %}{% endfor %}" * 9,
     "str.format of much": "{% set x = 'a' * 100000 %}{{ ('{0}' * 100000).format(x) }}",
     "a power": "{{ 10 ** 1000000000 }}",
     "squaring": GROW % ("3", "ns.x * ns.x"),
@@ -363,7 +365,9 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_templates_are_stopped(name: str) -> None:
+def test_hostile_templates_are_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Fewer steps than in use, so that the tests are quick; the test of an honest conversation has them all.
+    monkeypatch.setattr("octavo.frontend.template_sandbox.MAX_STEPS", 200_000)
     with pytest.raises(ModelError, match="the chat template was stopped: it") as caught:
         render(HOSTILE[name])
     assert len(str(caught.value).splitlines()) == 1
@@ -393,6 +397,7 @@ def test_a_template_that_reads_large_texts_forever_is_stopped(monkeypatch: pytes
         ("{{ '{a}'.format_map({'a': 1}) }}", "format_map is not available"),
         ("{{ '{:{}}'.format(1, 1000000000) }}", "computed widths"),
         ("{{ '%*d' % (1000000000, 1) }}", "computed widths"),
+        ("{{ ('a' | e).striptags() }}", "unsafe"),
         ("{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}", "namespace cannot be written"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "RecursionError"),
         ("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}", "RecursionError"),

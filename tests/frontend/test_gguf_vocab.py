@@ -265,10 +265,15 @@ def test_every_end_the_file_names_is_an_eos() -> None:
     metadata = tiny()
     metadata[PREFIX + "tokens"][262] = "<|im_end|>"
     assert build_gguf_vocabulary(metadata).eos_ids == (260, 262)
+    metadata[PREFIX + "tokens"][262] = "<|return|>"
+    metadata[PREFIX + "tokens"][258] = "<|end|>"  # ends only a part of an answer where there is a <|return|>
+    metadata[PREFIX + "token_type"][258] = 3
+    metadata[PREFIX + "merges"] = []
+    assert build_gguf_vocabulary(metadata).eos_ids == (260, 262)
     metadata[PREFIX + "token_type"][262] = 1  # ordinary text that only looks like it
     metadata[PREFIX + "bos_token_id"] = 0xFFFFFFFF
     vocabulary = build_gguf_vocabulary(metadata)
-    assert vocabulary.eos_ids == (260,)
+    assert vocabulary.eos_ids == (260, 258)
     assert vocabulary.bos_id is None
 
 

@@ -91,13 +91,18 @@ class ChatTemplate:
             ) from error
         except TemplateRaisedError as error:
             raise ParameterError(
-                "messages", variables["messages"], f"what the chat template accepts (it says: {_line(error)})"
+                "messages",
+                variables["messages"],
+                "a conversation the chat template accepts",
+                f"the chat template refuses the conversation: {_line(error)}",
             ) from error
         except (Exception, RecursionError) as error:
             raise ParameterError(
                 "messages",
                 variables["messages"],
-                f"what the chat template can render (it fails with {type(error).__name__}: {_line(error)})",
+                "a conversation the chat template can render",
+                f"the chat template fails on this conversation ({type(error).__name__}: {_line(error)}); check the "
+                "form of its messages or name another template with chat_template",
             ) from error
         return "".join(parts)
 

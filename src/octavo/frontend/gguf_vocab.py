@@ -318,7 +318,10 @@ def _finish(
         eos_id = vocab.get("</s>") if eos_id is None else eos_id
     ends = [eos_id]
     ends += [data.token_id(f"ggml.{name}_token_id", size) for name in ("eot", "eom")]
-    ends += [vocab[text] for text in _END_TEXTS if text in vocab and types[vocab[text]] == _CONTROL]
+    texts = [text for text in _END_TEXTS if text in vocab and types[vocab[text]] == _CONTROL]
+    if "<|return|>" in texts and "<|end|>" in texts:
+        texts.remove("<|end|>")  # where an answer has several parts, this ends a part
+    ends += [vocab[text] for text in texts]
     eos_ids = tuple(dict.fromkeys(end for end in ends if end is not None))
 
     unusual = [place for place, type_ in enumerate(types) if type_ != _NORMAL]

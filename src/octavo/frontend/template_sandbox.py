@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from string import Formatter
 from typing import Any, NoReturn
 
@@ -108,16 +109,16 @@ class Budget:
         if known is not None and known[0] is value:
             return known[1]
         weight = 16
-        if isinstance(value, dict):
-            for key, item in value.items():
-                weight += self.weigh(key) + self.weigh(item)
-        else:
-            for item in value:
-                weight += self.weigh(item)
+        nested = False
+        for item in value if not isinstance(value, dict) else chain(value.keys(), value.values()):
+            weight += self.weigh(item)
+            nested = nested or isinstance(item, (list, tuple, dict))
         if weight > MAX_CHARACTERS:
             raise BudgetError(f"it builds a list or object of more than {MAX_CHARACTERS} characters")
-        # Holding the object keeps its id from being used again for another one.
-        self._weights[id(value)] = (value, weight)
+        if nested or len(value) > 16:
+            # Holding the object keeps its id from being used again for another one. What is held counts too.
+            self._weights[id(value)] = (value, weight)
+            self.charge(256)
         return weight
 
     def read(self, value: Any) -> Any:
