@@ -1,4 +1,4 @@
-"""The rope operation norms and rotates queries. (Keys are seen only through attention: its tests cover them.)"""
+"""The rope operation norms and rotates queries and keys, each at its position, whatever part of a head is rotated."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ import numpy as np
 import pytest
 
 from octavo._native import Act, Plan
+from tests.native import attention
 from tests.native.harness import LEVELS, Array, Bench, Slot, to_bf16
+
+POSITIONS = 96
 
 
 @dataclass(frozen=True)
-class Heads:
+class Case:
     q: int
     kv: int
     dim: int
     rope: int
-    normed: bool = False
+    q_norm: bool = False
+    k_norm: bool = False
 
 
 CASES = [
-    Heads(4, 2, 64, 64),
-    Heads(3, 1, 16, 16, normed=True),
-    Heads(2, 2, 48, 20),
-    Heads(6, 3, 96, 0),
-    Heads(8, 2, 128, 32, normed=True),
-    Heads(2, 1, 256, 256),
+    Case(4, 2, 64, 64),
+    Case(3, 1, 16, 16, q_norm=True, k_norm=True),
+    Case(2, 2, 48, 20),
+    Case(6, 3, 96, 0, k_norm=True),
+    Case(8, 2, 128, 32, q_norm=True, k_norm=True),
+    Case(2, 1, 256, 256, q_norm=True),
 ]
 
 
-def tables(positions: int, dim: int) -> tuple[Array, Array]:
-    if dim == 0:
-        return np.zeros((positions, 0), np.float32), np.zeros((positions, 0), np.float32)
-    angles = np.arange(positions)[:, None] / 1000.0 ** (np.arange(dim // 2) * 2 / dim)
-    # An attention factor other than 1, so that the tables are not just of a unit circle.
+def tables(dim: int) -> tuple[Array, Array]:
+    """cos and sin [positions, dim / 2]; a factor other than 1, as yarn has, shows whether both are used."""
+    angles = np.arange(POSITIONS)[:, None] / 1000.0 ** (np.arange(dim // 2) * 2 / max(dim, 1))
     return (1.1 * np.cos(angles)).astype(np.float32), (1.1 * np.sin(angles)).astype(np.float32)
 
 
-def rotated(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
-    """x [tokens, heads, dim], pairs (i, i + half)."""
+def turned(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
+    """x [tokens, heads, dim] with pairs (i, i + half) rotated."""
     half = cos.shape[1]
     c, s = cos[positions].astype(np.float64)[:, None, :], sin[positions].astype(np.float64)[:, None, :]
     a, b = x[..., :half], x[..., half : 2 * half]
@@ -47,66 +49,81 @@ def rotated(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
 
 
 def normed(x: Array, weight: Array | None) -> Array:
-    if weight is None:
-        return x
-    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * weight
+    return x if weight is None else x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * weight
 
 
-def rope_bench(level: str, heads: Heads, kv_f32: bool, weights: tuple[Array | None, Array | None]) -> tuple[Bench, Slot, Slot]:
-    """Two sequences of up to 6 blocks. (That keys and values are found again is the matter of the attention tests.)"""
-    bench = Bench(level, 64, sequences=2, table_stride=6)
-    width = (heads.q + 2 * heads.kv) * heads.dim
-    qkv = bench.slot(Act.F32, width)
-    q = bench.slot(Act.F32 if kv_f32 else Act.BF16, heads.q * heads.dim)
-    cos, sin = tables(96, heads.rope)
+@dataclass
+class RopeBench:
+    """Two sequences of up to 6 blocks through rope and attention."""
+
+    bench: Bench
+    qkv: Slot
+    q: Slot
+    out: Slot
+    weights: list[Array | None]
+
+
+def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
+    bench = Bench(level, 64, sequences=2, table_stride=POSITIONS // 16)
+    qkv = bench.slot(Act.F32, (case.q + 2 * case.kv) * case.dim)
+    q = bench.slot(Act.F32 if kv_f32 else Act.BF16, case.q * case.dim)
+    out = bench.slot(Act.F32, case.q * case.dim)
+    rng = np.random.default_rng(1)
+    weights = [rng.uniform(0.5, 2, case.dim).astype(np.float32) if on else None for on in (case.q_norm, case.k_norm)]
 
     def add(plan: Plan) -> None:
-        tabled = (cos.reshape(-1), sin.reshape(-1)) if heads.rope else (None, None)
-        plan.add_rope(
-            "rope", qkv.activation(), 0, heads.q, heads.kv, heads.dim, heads.rope, *tabled, *weights, 1e-6, q.activation()
-        )
+        cos, sin = (table.reshape(-1) for table in tables(case.rope)) if case.rope else (None, None)
+        shape = (0, case.q, case.kv, case.dim)
+        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cos, sin, *weights, 1e-6, q.activation())
+        plan.add_attention("attention", q.activation(), *shape, case.dim**-0.5, 0.0, 0, out.activation())
         plan.make_pool(16, kv_f32)
 
     bench.add(add)
-    return bench, qkv, q
+    return RopeBench(bench, qkv, q, out, weights)
 
 
 @pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
-@pytest.mark.parametrize("heads", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_queries_are_normed_and_rotated(level: str, heads: Heads, kv_f32: bool) -> None:
-    rng = np.random.default_rng(0)
-    weights = (None, None)
-    if heads.normed:
-        weights = tuple(rng.uniform(0.5, 2, heads.dim).astype(np.float32) for _ in range(2))
-    bench, qkv, q = rope_bench(level, heads, kv_f32, weights)
-    x = rng.standard_normal((23, qkv.width)).astype(np.float32)
-    qkv.write(x)
-    plan = bench.plan
-    plan.starts[:], plan.counts[:] = [0, 70], [13, 10]
-    plan.block_tables[:] = np.arange(12).reshape(2, 6)
-    plan.run(2, 0)
-    positions = np.concatenate([np.arange(13), np.arange(70, 80)])
-    split = x[:, : heads.q * heads.dim].reshape(23, heads.q, heads.dim).astype(np.float64)
-    expected = rotated(normed(split, weights[0]), positions, *tables(96, heads.rope)).reshape(23, -1)
-    found = q.read(23)
-    if kv_f32:
-        np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6)
-    else:
-        np.testing.assert_allclose(found, expected, rtol=2**-8, atol=2e-6)
-        # A bf16 query is the nearest one but for values that lie between two.
-        assert (found == to_bf16(expected.astype(np.float32))).mean() > 0.995
+def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv_f32: bool) -> None:
+    rope = rope_bench(level, case, kv_f32)
+    plan = rope.bench.plan
+    plan.block_tables[:] = np.random.default_rng(0).permutation(12).reshape(2, 6)
+    x = np.random.default_rng(0).standard_normal((2, 70, rope.qkv.width)).astype(np.float32)
+    queries, outputs = [np.zeros((2, 70, case.q * case.dim)) for _ in range(2)]
+    for begin, end in [(0, 30), (30, 31), (31, 62), (62, 70)]:
+        count = end - begin
+        plan.starts[:], plan.counts[:] = begin, count
+        rope.qkv.write(x[:, begin:end].reshape(2 * count, -1))
+        plan.run(2, 0)
+        queries[:, begin:end] = rope.q.read(2 * count).reshape(2, count, -1)
+        outputs[:, begin:end] = rope.out.read(2 * count).reshape(2, count, -1)
+    heads = attention.Heads(case.q, case.kv, case.dim)
+    for i in range(2):
+        q, k, v = heads.split(x[i].astype(np.float64))
+        positions, table = np.arange(70), tables(case.rope)
+        q = turned(normed(q, rope.weights[0]), positions, *table).reshape(70, -1)
+        k = turned(normed(k, rope.weights[1]), positions, *table).reshape(70, -1)
+        if kv_f32:
+            np.testing.assert_allclose(queries[i], q, rtol=2e-6, atol=3e-6)
+        else:
+            np.testing.assert_allclose(queries[i], q, rtol=2**-8, atol=3e-6)
+            q, k = to_bf16(q.astype(np.float32)), to_bf16(k.astype(np.float32))
+            # The nearest bf16, but for values that lie between two.
+            assert (queries[i] == q).mean() > 0.995
+        v = v.reshape(70, -1) if kv_f32 else to_bf16(v.astype(np.float32).reshape(70, -1))
+        expected, bound = attention.reference(heads, np.concatenate([q, k, v], axis=1), positions)
+        np.testing.assert_array_less(np.abs(outputs[i] - expected), (2e-5 if kv_f32 else 2**-6) * bound + 1e-6)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_without_rotation_or_norm_queries_are_copied(level: str) -> None:
-    heads = Heads(3, 1, 48, 0)
     for kv_f32 in (True, False):
-        bench, qkv, q = rope_bench(level, heads, kv_f32, (None, None))
-        x = np.random.default_rng(0).standard_normal((5, qkv.width)).astype(np.float32)
-        qkv.write(x)
-        plan = bench.plan
+        rope = rope_bench(level, Case(3, 1, 48, 0), kv_f32)
+        x = np.random.default_rng(0).standard_normal((5, rope.qkv.width)).astype(np.float32)
+        rope.qkv.write(x)
+        plan = rope.bench.plan
         plan.starts[0], plan.counts[0], plan.block_tables[0] = 0, 5, np.arange(6)
         plan.run(1, 0)
-        wanted = x[:, : heads.q * heads.dim]
-        np.testing.assert_array_equal(q.read(5), wanted if kv_f32 else to_bf16(wanted))
+        wanted = x[:, : 3 * 48]
+        np.testing.assert_array_equal(rope.q.read(5), wanted if kv_f32 else to_bf16(wanted))

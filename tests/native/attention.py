@@ -1,0 +1,133 @@
+"""A plan of rope and attention over a paged pool, driven step by step, and numpy's answer for the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from octavo._native import Act, Plan
+from tests.native.harness import Array, Bench
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The shape of an attention operation."""
+
+    q: int
+    kv: int
+    dim: int
+    window: int = 0
+    softcap: float = 0.0
+    scale: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        return self.scale or self.dim**-0.5
+
+    @property
+    def width(self) -> int:
+        return (self.q + 2 * self.kv) * self.dim
+
+    def split(self, qkv: Array) -> tuple[Array, Array, Array]:
+        """q, k, v as [tokens, heads, dim]."""
+        ends = [self.q * self.dim, (self.q + self.kv) * self.dim]
+        parts = np.split(qkv, ends, axis=1)
+        q, k, v = (part.reshape(len(qkv), -1, self.dim) for part in parts)
+        return q, k, v
+
+    def __str__(self) -> str:
+        marks = [f"w{self.window}"] * bool(self.window) + [f"cap{self.softcap}"] * bool(self.softcap)
+        return "-".join([f"{self.q}q{self.kv}kv{self.dim}", *marks])
+
+
+class Piece(NamedTuple):
+    """Positions [start, start + count) of a sequence whose blocks are `table`, computed in one step."""
+
+    start: int
+    count: int
+    table: Array
+
+
+class AttentionBench:
+    """One layer of attention with its pool."""
+
+    def __init__(
+        self,
+        level: str,
+        heads: Heads,
+        *,
+        kv_f32: bool,
+        tokens: int,
+        blocks: int,
+        sequences: int = 16,
+        stride: int = 100,
+        threads: int = 2,
+    ) -> None:
+        self.heads = heads
+        self.bench = Bench(level, tokens, threads, sequences=sequences, table_stride=stride)
+        self.qkv = self.bench.slot(Act.F32, heads.width)
+        q = self.bench.slot(Act.F32 if kv_f32 else Act.BF16, heads.q * heads.dim)
+        self.out = self.bench.slot(Act.F32, heads.q * heads.dim)
+
+        def add(plan: Plan) -> None:
+            shape = (0, heads.q, heads.kv, heads.dim)
+            plan.add_rope("rope", self.qkv.activation(), *shape, 0, None, None, None, None, 0.0, q.activation())
+            plan.add_attention(
+                "attention", q.activation(), *shape, heads.factor, heads.softcap, heads.window, self.out.activation()
+            )
+            plan.make_pool(blocks, kv_f32)
+
+        self.bench.add(add)
+
+    @property
+    def plan(self) -> Plan:
+        return self.bench.plan
+
+    def step(self, pieces: Sequence[Piece], qkv: Array) -> Array:
+        """One step; qkv holds the rows of all pieces one after another. Returns the output rows."""
+        plan = self.plan
+        self.qkv.raw[: len(qkv)] = qkv
+        plan.block_tables[:] = -1
+        for i, (start, count, table) in enumerate(pieces):
+            plan.starts[i], plan.counts[i] = start, count
+            used = -(-(start + count) // 16)
+            plan.block_tables[i, :used] = table[:used]
+        plan.run(len(pieces), 0)
+        result: Array = self.out.raw[: len(qkv)].copy()
+        return result
+
+    def sequence(self, qkv: Array, table: Array, cuts: Sequence[int] = ()) -> Array:
+        """A whole sequence in steps that end at the given positions and at its own end."""
+        ends = [*cuts, len(qkv)]
+        starts = [0, *cuts]
+        parts = [self.step([Piece(a, b - a, table)], qkv[a:b]) for a, b in zip(starts, ends, strict=True)]
+        return np.concatenate(parts)
+
+
+def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
+    """Outputs [rows, q heads * dim] of the given positions, and sum(p * |v|), which bounds rounding of probabilities."""
+    q, k, v = heads.split(qkv.astype(np.float64))
+    group = heads.q // heads.kv
+    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+    q, k, v = (np.ascontiguousarray(x.transpose(1, 0, 2)) for x in (q[rows], k, v))
+    scores = q @ k.transpose(0, 2, 1) * heads.factor
+    if heads.softcap:
+        scores = np.tanh(scores / heads.softcap) * heads.softcap
+    distance = rows[:, None] - np.arange(len(qkv))[None, :]
+    visible = (distance >= 0) & ((distance < heads.window) if heads.window else True)
+    scores = np.where(visible, scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    out, bound = ((p @ x).transpose(1, 0, 2).reshape(len(rows), -1) for x in (v, np.abs(v)))
+    return out, bound
+
+
+def scattered_tables(lengths: Sequence[int], blocks: int, seed: int = 0) -> list[Array]:
+    """Distinct blocks in random order for sequences of the given lengths."""
+    order = np.random.default_rng(seed).permutation(blocks).astype(np.int32)
+    ends = np.cumsum([-(-n // 16) for n in lengths])
+    assert ends[-1] <= blocks
+    return np.split(order[: ends[-1]], ends[:-1])
