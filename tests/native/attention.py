@@ -108,7 +108,7 @@ class AttentionBench:
 
 
 def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
-    """Outputs [rows, q heads * dim] of the given positions, and sum(p * |v|), which bounds rounding of probabilities."""
+    """Outputs [rows, q heads * dim] of the given positions, and sum(p * |v|), which bounds what rounding p does."""
     q, k, v = heads.split(qkv.astype(np.float64))
     group = heads.q // heads.kv
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)

@@ -1,4 +1,4 @@
-"""A plan of a few operations over hand-written values: what the kernel tests run, and numpy pictures of the weight forms."""
+"""Plans of a few operations over values written by hand, for the kernel tests, and numpy's view of weight forms."""
 
 from __future__ import annotations
 
@@ -115,7 +115,8 @@ class Slot:
     @property
     def raw(self) -> Array:
         """The elements in the arena themselves: float32, bf16 bits or int8 codes."""
-        return self._view(self.offset, {Act.F32: np.float32, Act.BF16: np.uint16, Act.I8: np.int8}[self.form], self.width)
+        dtype = {Act.F32: np.float32, Act.BF16: np.uint16, Act.I8: np.int8}[self.form]
+        return self._view(self.offset, dtype, self.width)
 
     def write(self, x: Array) -> None:
         """Round to the slot's form; columns past those of x are zeros."""
@@ -188,6 +189,7 @@ class Bench:
             )
             for operation in self.operations:
                 operation(self._plan)
+            self.operations.clear()  # they refer to the bench: a plan and its threads should go with the last reference
         return self._plan
 
     def run(self, rows: int | None = None) -> None:
@@ -265,9 +267,8 @@ def make_weight(shape: Shape, columns: int, k: int, seed: int = 0, targets: Arra
     places = np.arange(columns, dtype=np.int32) if targets is None else targets.astype(np.int32)
     count = int(places.max()) + 1
     needed = PackedWeight.bytes_needed(shape.form, count, k, shape.group, shape.minimum, shape.scale_f16)
-    packed = PackedWeight(
-        Region(needed + 192), shape.form, count, k, shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotated
-    )
+    options = (shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotated)
+    packed = PackedWeight(Region(needed), shape.form, count, k, *options)
     if not shape.affine:
         values = rng.standard_normal((columns, k)).astype(np.float32)
         packed.pack_f32(places, values)
@@ -326,9 +327,11 @@ def linear_bench(
     x = weight.shape.slot(bench, weight.packed.k)
     width = out_columns if out == Act.F32 else pad(out_columns)
     target = bench.slot(out, width, group=out_group, rotated=out_rotated)
-    bench.add(
-        lambda plan: plan.add_linear("linear", weight.packed, x.activation(), bias, epilogue, target.activation(), width)
-    )
+
+    def add(plan: Plan) -> None:
+        plan.add_linear("linear", weight.packed, x.activation(), bias, epilogue, target.activation(), width)
+
+    bench.add(add)
     return LinearBench(bench, x, target)
 
 

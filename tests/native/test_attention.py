@@ -34,7 +34,7 @@ def random_qkv(heads: Heads, length: int, seed: int, kv_f32: bool) -> Array:
 
 def assert_equals_reference(heads: Heads, qkv: Array, rows: Array, found: Array, kv_f32: bool) -> None:
     expected, bound = reference(heads, qkv, rows)
-    # Probabilities are multiplied as bf16 when the values are; float32 sums are exact enough to leave only the exponential.
+    # Probabilities are multiplied as bf16 when the values are; in float32 little but the exponential is inexact.
     allowed = (1e-5 if kv_f32 else 2**-8) * bound + 1e-6
     error = np.abs(found - expected)
     assert (error <= allowed).all(), (len(qkv), error.max())
@@ -44,7 +44,7 @@ def assert_equals_reference(heads: Heads, qkv: Array, rows: Array, found: Array,
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Heads, kv_f32: bool) -> None:
-    """Most of every sequence is prefilled, all in one step; then each decodes one token or prefills a few, in one step."""
+    """One step prefills most of every sequence; in the next each decodes one token or prefills a few."""
     lengths = LENGTHS if heads in (SHAPES[0], SHAPES[-1]) else LENGTHS[:13]
     counts = [min(n, 1 if i % 2 else 9) for i, n in enumerate(lengths)]
     blocks = sum(-(-n // 16) for n in lengths) + 5
@@ -53,7 +53,9 @@ def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Head
     values = [random_qkv(heads, n, i, kv_f32) for i, n in enumerate(lengths)]
     work = list(zip(values, lengths, counts, tables, strict=True))
     first = [(x, n - count, table) for x, n, count, table in work if n > count]
-    prefilled = attention.step([Piece(0, n, table) for _, n, table in first], np.concatenate([x[:n] for x, n, _ in first]))
+    prefilled = attention.step(
+        [Piece(0, n, table) for _, n, table in first], np.concatenate([x[:n] for x, n, _ in first])
+    )
     decoded = attention.step(
         [Piece(n - count, count, table) for _, n, count, table in work],
         np.concatenate([x[n - count :] for x, n, count, _ in work]),
@@ -84,7 +86,7 @@ def test_one_long_sequence_is_split_over_spans_and_merged(level: str, threads: i
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_large_scores_neither_overflow_nor_vanish(level: str) -> None:
-    """Scores of several thousands, rising and falling along the sequence, so that maxima move between chunks and spans."""
+    """Scores of several thousands that rise and fall along the sequence: maxima move between chunks and spans."""
     heads, n = Heads(2, 1, 16, scale=50.0), 600
     x = random_qkv(heads, n, 1, True)
     x[:, 2 * heads.dim : 3 * heads.dim] *= np.sin(np.arange(n) / 40)[:, None] * 3
@@ -113,9 +115,7 @@ def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str,
 
     def add(plan: Plan) -> None:
         for layer, (qkv, q, out) in enumerate(slots):
-            plan.add_rope(
-                "rope", qkv.activation(), layer, 2, 1, 32, 0, None, None, None, None, 0.0, q.activation()
-            )
+            plan.add_rope("rope", qkv.activation(), layer, 2, 1, 32, 0, None, None, None, None, 0.0, q.activation())
             plan.add_attention("attention", q.activation(), layer, 2, 1, 32, heads.factor, 0.0, 0, out.activation())
         plan.make_pool(9, kv_f32)
 

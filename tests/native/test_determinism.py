@@ -1,4 +1,4 @@
-"""A row's result has the same bits whatever shares its batch, whatever the threads, and however a sequence is cut into steps."""
+"""A row's result has the same bits whatever shares its batch, whatever the threads, however a sequence is cut."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests.native.harness import (
     Bench,
     Quantized,
     Shape,
+    Slot,
     linear_bench,
     make_weight,
     random_input,
@@ -65,11 +66,8 @@ def test_gated_outputs_do_not_depend_on_the_batch_or_threads(level: str, shape: 
             assert row_bits(linear.out, size) == [expected[row] for row in rows]
 
 
-def row_bits(slot: object, rows: int) -> list[bytes]:
+def row_bits(slot: Slot, rows: int) -> list[bytes]:
     """Every row's bits, scales and sums among them."""
-    from tests.native.harness import Slot
-
-    assert isinstance(slot, Slot)
     if slot.form != Act.I8:
         return [row.tobytes() for row in slot.raw[:rows]]
     q = slot.read_quantized(rows)
@@ -144,7 +142,8 @@ def test_attention_does_not_depend_on_other_sequences(level: str, kv_f32: bool) 
     work = [(x, n - count, count, table) for x, n, count, table in zip(values, lengths, counts, tables, strict=True)]
     first = [(x, start, table) for x, start, _, table in work if start]
     together.step([Piece(0, start, table) for _, start, table in first], np.concatenate([x[:s] for x, s, _ in first]))
-    found = together.step([Piece(s, count, t) for _, s, count, t in work], np.concatenate([x[s:] for x, s, _, _ in work]))
+    pieces = [Piece(start, count, table) for _, start, count, table in work]
+    found = together.step(pieces, np.concatenate([x[start:] for x, start, _, _ in work]))
     at = 0
     for x, start, count, table in work:
         expected = alone.sequence(x, table, [start] if start else [])[start:]

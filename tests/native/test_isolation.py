@@ -53,10 +53,9 @@ def test_a_bad_row_of_a_norm_is_bad_alone(level: str) -> None:
     for form in (Act.F32, Act.BF16, Act.I8):
         bench = Bench(level, 6)
         x, out = bench.slot(Act.F32, 64), bench.slot(form, 64)
-        ones = np.ones(64, np.float32)
         bench.add(
             lambda plan, x=x, out=out: plan.add_norm(
-                "norm", x.activation(), 64, ones, None, 1e-5, False, out.activation(), False
+                "norm", x.activation(), 64, np.ones(64, np.float32), None, 1e-5, False, out.activation(), False
             )
         )
         values = np.random.default_rng(0).standard_normal((6, 64)).astype(np.float32)

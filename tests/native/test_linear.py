@@ -1,4 +1,4 @@
-"""Every linear form gives the product numpy gives, at every instruction-set level, for odd shapes, epilogues and outputs."""
+"""Every form of a linear gives numpy's product at every level, for odd shapes, all epilogues and outputs."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_weights_that_cannot_be_are_refused(make: object, message: str) -> None:
 def test_wrong_targets_and_shapes_are_refused() -> None:
     one = np.array([0], np.int32)
     codes, scales = np.zeros((1, 40), np.uint8), np.zeros((1, 2), np.float32)
-    with pytest.raises(IndexError, match="packed column 64 is outside 0..63"):
+    with pytest.raises(IndexError, match=r"packed column 64 is outside 0\.\.63"):
         new(Form.F32).pack_f32(np.array([64], np.int32), np.zeros((1, 40), np.float32))
     with pytest.raises(IndexError, match="packed column -1"):
         new(Form.W8, group=32).pack_affine(np.array([-1], np.int32), codes, scales)
