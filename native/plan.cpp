@@ -360,7 +360,7 @@ void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const 
     while (count() < wanted && row_tile > 24) row_tile = round_up(ceil_div(row_tile, 2), 6);
     if (count() < wanted) column_tile = least;
     // Few rows stream the weight: longer runs of columns per claim.
-    while (rows <= 8 && column_tile < 512 && ceil_div(args.w.columns, column_tile * 2) >= 4 * wanted) column_tile *= 2;
+    while (rows <= 8 && column_tile < 512 && ceil_div(args.w.columns, column_tile * 2) >= wanted) column_tile *= 2;
     args.row_tile = (int)row_tile;
     args.column_tile = (int)column_tile;
     args.row_tiles = ceil_div(rows, row_tile);

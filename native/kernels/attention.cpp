@@ -143,6 +143,14 @@ void soften(const AttentionArgs& args, const int32_t* positions, int rows, int b
     }
 }
 
+// Decode is bound by memory and its blocks lie anywhere: the next chunk's lines are asked for while this one is computed.
+void prefetch_chunk(const AttentionArgs& args, const int32_t* table, int base, int last, int head, int heads, int64_t panel_bytes) {
+    for (int token = base; token < base + kChunk && token <= last; token += kBlock) {
+        const uint8_t* from = args.pool + table[token / kBlock] * args.block_bytes + head * 2 * panel_bytes;
+        for (int64_t i = 0; i < heads * 2 * panel_bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+    }
+}
+
 template <bool F32>
 void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch) {
     const int dim = args.head_dim, group = args.q_heads / args.kv_heads;
@@ -155,21 +163,25 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
     uint8_t* probabilities = (uint8_t*)(scores + kAttentionRows * kChunk);
     const int tokens = item.token_end - item.token_begin;
     const int heads_at_once = group < kAttentionRows ? group : kAttentionRows;
+    // Few rows a head, as in decode: several kv heads together, so that a block is read in one piece.
+    const int kv_at_once = kAttentionRows / (tokens * heads_at_once) > 1 ? kAttentionRows / (tokens * heads_at_once) : 1;
     const int last = args.positions[item.token_end - 1];  // positions of a sequence rise within a step
     const int oldest = args.positions[item.token_begin];
     const int start = args.window > 0 && oldest - args.window + 1 > 0 ? (oldest - args.window + 1) / kChunk * kChunk : 0;
-    for (int h = item.head_begin; h < item.head_end; ++h)
+    for (int h0 = item.head_begin; h0 < item.head_end; h0 += kv_at_once)
         for (int g0 = 0; g0 < group; g0 += heads_at_once) {
+            const int kv_heads = item.head_end - h0 < kv_at_once ? item.head_end - h0 : kv_at_once;
             const int heads = group - g0 < heads_at_once ? group - g0 : heads_at_once;
-            const int rows = tokens * heads;
+            const int rows_per_head = tokens * heads, rows = rows_per_head * kv_heads;
+            // Row r is kv head h0 + r / rows_per_head, token and head of the group in what remains.
             const uint8_t* q[kAttentionRows];
-            int32_t positions[kAttentionRows];
-            for (int t = 0; t < tokens; ++t)
-                for (int g = 0; g < heads; ++g) {
-                    q[t * heads + g] = args.q + (item.token_begin + t) * row_stride +
-                                       (int64_t)(h * group + g0 + g) * dim * Kv<F32>::kBytes;
-                    positions[t * heads + g] = args.positions[item.token_begin + t];
-                }
+            int32_t positions[kAttentionRows], row_token[kAttentionRows], row_head[kAttentionRows];
+            for (int r = 0; r < rows; ++r) {
+                row_token[r] = item.token_begin + r % rows_per_head / heads;
+                row_head[r] = (h0 + r / rows_per_head) * group + g0 + r % heads;
+                q[r] = args.q + row_token[r] * row_stride + (int64_t)row_head[r] * dim * Kv<F32>::kBytes;
+                positions[r] = args.positions[row_token[r]];
+            }
             bool first = true;
             for (int s = item.span_begin; s < item.span_end; ++s) {
                 const State& state = item.partial < 0 && first ? total : span;
@@ -179,18 +191,28 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
                     const int blocks = (int)((last - base) / kBlock + 1 < kChunkBlocks ? (last - base) / kBlock + 1 : kChunkBlocks);
                     const uint8_t* k_panels[kChunkBlocks];
                     const uint8_t* v_panels[kChunkBlocks];
-                    for (int b = 0; b < blocks; ++b) {
-                        k_panels[b] = args.pool + table[base / kBlock + b] * args.block_bytes + h * 2 * panel_bytes;
-                        v_panels[b] = k_panels[b] + panel_bytes;
+                    auto panels_of = [&](int h) {
+                        for (int b = 0; b < blocks; ++b) {
+                            k_panels[b] = args.pool + table[base / kBlock + b] * args.block_bytes + h * 2 * panel_bytes;
+                            v_panels[b] = k_panels[b] + panel_bytes;
+                        }
+                    };
+                    if (rows_per_head <= kFloatRows) prefetch_chunk(args, table, base + kChunk, last, h0, kv_heads, panel_bytes);
+                    for (int i = 0; i < kv_heads; ++i) {
+                        panels_of(h0 + i);
+                        score_blocks<F32>(q + i * rows_per_head, rows_per_head, k_panels, blocks, dim, scores + i * rows_per_head * kChunk);
                     }
-                    score_blocks<F32>(q, rows, k_panels, blocks, dim, scores);
                     soften<F32>(args, positions, rows, base, blocks, scores, probabilities, state);
-                    add_values<F32>(probabilities, rows, v_panels, blocks, dim, state.values);
+                    for (int i = 0; i < kv_heads; ++i) {
+                        panels_of(h0 + i);
+                        add_values<F32>(probabilities + (int64_t)i * rows_per_head * kChunk * Kv<F32>::kBytes, rows_per_head, v_panels,
+                                        blocks, dim, state.values + (int64_t)i * rows_per_head * dim);
+                    }
                 }
                 if (item.partial >= 0) {
                     for (int r = 0; r < rows; ++r) {
-                        const int64_t slot = item.partial + ((int64_t)(s - item.first_span) * tokens + r / heads) * args.q_heads +
-                                             h * group + g0 + r % heads;
+                        const int64_t slot = item.partial + row_head[r] +
+                                             ((int64_t)(s - item.first_span) * tokens + row_token[r] - item.token_begin) * args.q_heads;
                         float* to = args.partials + slot * (dim + 2);
                         to[0] = state.maximum[r];
                         to[1] = state.sum[r];
@@ -205,7 +227,7 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
             }
             if (item.partial >= 0) continue;
             for (int r = 0; r < rows; ++r) {
-                float* out = args.out + (item.token_begin + r / heads) * args.out_stride + (int64_t)(h * group + g0 + r % heads) * dim;
+                float* out = args.out + row_token[r] * args.out_stride + (int64_t)row_head[r] * dim;
                 const vf inverse = splat(1.0f / total.sum[r]);
                 for (int c = 0; c < dim; c += L) store(out + c, load<vf>(total.values + (int64_t)r * dim + c) * inverse);
             }

@@ -4,6 +4,23 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// The integer sums of a tile. A single accumulator would wait for its own latency: it is split in four by step of k, which
+// integer addition does not notice.
+template <int MR, int NV>
+struct SplitSums {
+    static constexpr int kParts = MR * NV == 1 ? 4 : 1;
+    vi (&acc)[MR][NV];
+    vi parts[kParts][MR][NV] = {};
+    explicit OCTAVO_INLINE SplitSums(vi (&sums)[MR][NV]) : acc(sums) {}
+    OCTAVO_INLINE vi& at(int step, int i, int j) {
+        if constexpr (kParts == 1) return acc[i][j];
+        else return parts[step % kParts][i][j];
+    }
+    OCTAVO_INLINE void join() {
+        if constexpr (kParts > 1) acc[0][0] += (parts[0][0][0] + parts[1][0][0]) + (parts[2][0][0] + parts[3][0][0]);
+    }
+};
+
 // `U` is the k of one activation group (16 or 32); a weight scale covers group / U of them.
 // out += scale_a * (scale_w * (acc - zero * sum_a)) + minimum_w * (scale_a * sum_a), one fma each, in group order.
 template <class Codes, int U, bool F16, bool Min, int MR, int NV>
@@ -66,6 +83,12 @@ void int_tile(const LinearArgs& args, int64_t row, int64_t column, float* tile) 
 
 template <class Codes, int U, bool F16, bool Min>
 void int_columns(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
+    if (rows == 1) {
+        // One row is bound by memory: one panel after another, so that codes are a single stream.
+        for (int c = 0; c < columns; c += L)
+            int_tile<Codes, U, F16, Min, 1, 1>(args, row, column + c, tile + c);
+        return;
+    }
     for (int c = 0; c < columns; c += kIntVectors * L)
         for_row_tiles<kIntRows>(rows, [&](auto mr, int done) {
             int_tile<Codes, U, F16, Min, mr, kIntVectors>(args, row + done, column + c, tile + done * kColumnTile + c);

@@ -8,6 +8,7 @@ struct Codes4 {
     static constexpr int kBias = 0;  // dot4_nibble takes the codes as they are on every instruction set
     template <int U, int MR, int NV>
     static OCTAVO_INLINE void dot(vi (&acc)[MR][NV], const uint8_t* a, int64_t row_bytes, const uint8_t* (&w)[NV]) {
+        SplitSums<MR, NV> sums(acc);
 #pragma GCC unroll 8
         for (int s = 0; s < U / 8; ++s) {
             vu low[NV], high[NV];
@@ -22,12 +23,13 @@ struct Codes4 {
             for (int i = 0; i < MR; ++i) {
                 vu av = splat(load_u32(a + i * row_bytes + s * 8));
 #pragma GCC unroll 8
-                for (int j = 0; j < NV; ++j) acc[i][j] = dot4_nibble(acc[i][j], low[j], av);
+                for (int j = 0; j < NV; ++j) sums.at(2 * s, i, j) = dot4_nibble(sums.at(2 * s, i, j), low[j], av);
                 av = splat(load_u32(a + i * row_bytes + s * 8 + 4));
 #pragma GCC unroll 8
-                for (int j = 0; j < NV; ++j) acc[i][j] = dot4_nibble(acc[i][j], high[j], av);
+                for (int j = 0; j < NV; ++j) sums.at(2 * s + 1, i, j) = dot4_nibble(sums.at(2 * s + 1, i, j), high[j], av);
             }
         }
+        sums.join();
     }
 };
 

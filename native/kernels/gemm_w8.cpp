@@ -8,6 +8,7 @@ struct Codes8 {
     static constexpr int kBias = kDotBias;
     template <int U, int MR, int NV>
     static OCTAVO_INLINE void dot(vi (&acc)[MR][NV], const uint8_t* a, int64_t row_bytes, const uint8_t* (&w)[NV]) {
+        SplitSums<MR, NV> sums(acc);
 #pragma GCC unroll 8
         for (int s = 0; s < U / 4; ++s) {
             vu wv[NV];
@@ -20,9 +21,10 @@ struct Codes8 {
             for (int i = 0; i < MR; ++i) {
                 vu av = splat(load_u32(a + i * row_bytes + s * 4));
 #pragma GCC unroll 8
-                for (int j = 0; j < NV; ++j) acc[i][j] = dot4(acc[i][j], wv[j], av);
+                for (int j = 0; j < NV; ++j) sums.at(s, i, j) = dot4(sums.at(s, i, j), wv[j], av);
             }
         }
+        sums.join();
     }
 };
 

@@ -159,6 +159,10 @@ void norm_row(const NormArgs& args, int64_t row) {
     for (int64_t c = 0; c < args.out.width; c += kKPad) {
         const int64_t left = width - c;
         const int count = (int)(left < kKPad ? (left < 0 ? 0 : left) : kKPad);
+        if (count == kKPad && !args.weight) {
+            store_activation(args.out, row, c, kKPad, x + c);
+            continue;
+        }
         if (count == kKPad && args.weight) {
             for (int i = 0; i < kKPad; i += L) {
                 vf y = (load<vf>(x + c + i) - splat(mean)) * splat(r) * load<vf>(args.weight + c + i);
