@@ -113,7 +113,8 @@ def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
     group = heads.q // heads.kv
     k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
     q, k, v = (np.ascontiguousarray(x.transpose(1, 0, 2)) for x in (q[rows], k, v))
-    scores = q @ k.transpose(0, 2, 1) * heads.factor
+    # Not `@`: the threads of a BLAS wait for each other for seconds where other programs have the cores.
+    scores = np.einsum("hqd,hkd->hqk", q, k) * heads.factor
     if heads.softcap:
         scores = np.tanh(scores / heads.softcap) * heads.softcap
     distance = rows[:, None] - np.arange(len(qkv))[None, :]
@@ -121,7 +122,7 @@ def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
     scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
-    out, bound = ((p @ x).transpose(1, 0, 2).reshape(len(rows), -1) for x in (v, np.abs(v)))
+    out, bound = (np.einsum("hqk,hkd->qhd", p, x).reshape(len(rows), -1) for x in (v, np.abs(v)))
     return out, bound
 
 
