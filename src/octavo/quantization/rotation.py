@@ -24,7 +24,8 @@ def hadamard(size: int = ROTATION_BLOCK) -> Float32Array:
     matrix = np.ones((1, 1), np.float32)
     while matrix.shape[0] < size:
         matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    return (matrix / np.sqrt(np.float32(size))).astype(np.float32)
+    scaled: Float32Array = (matrix / np.sqrt(np.float32(size))).astype(np.float32)
+    return scaled
 
 
 def rotate_rows(rows: Float32Array) -> Float32Array:

@@ -1,4 +1,4 @@
-"""The memory plan of a step: intermediate values placed in one arena, sharing bytes where their lives do not overlap."""
+"""The memory plan of a step: intermediate values in one arena, sharing bytes where their lives do not overlap."""
 
 from __future__ import annotations
 

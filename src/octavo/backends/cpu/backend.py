@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,17 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._native import Plan, Sampler, available_levels
-from octavo.backends.cpu.lowering import BLOCK_SIZE, WeightSource, lower
+from octavo.backends.cpu.forms import is_lossy
+from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
 from octavo.backends.cpu.packing import pack_all
 from octavo.backends.cpu.sizes import is_f32_kv, step_shape
 from octavo.backends.interface import SampledToken, StepBatch, StepOutput
 from octavo.errors import ConfigError, ParameterError
 from octavo.models.graph import Graph
 from octavo.sampling.rows import SamplerBatch
+from octavo.weights.tensors import AffineTensor
 
 __all__ = ["CpuBackend", "instruction_set"]
 
 Float32Array = NDArray[np.float32]
+_log = logging.getLogger(__name__)
 
 
 def instruction_set() -> str:
@@ -67,6 +72,8 @@ class CpuBackend:
         shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
         kv_f32 = is_f32_kv(kv_cache_dtype)
         lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
+        if quantization is None:
+            _report_losses(lowered)
         weights = pack_all(lowered.packings, threads, progress)
         plan = lowered.build(instruction_set(), threads, weights)
         # Blocks past the engine's own serve prompt_logits; like all of the pool they take memory only once written.
@@ -172,6 +179,18 @@ class CpuBackend:
         """Let go of the plan; its memory is freed with the last reference to it."""
         for name in ("plan", "_tokens", "_starts", "_counts", "_tables", "_logit_rows"):
             self.__dict__.pop(name, None)
+
+
+def _report_losses(lowered: Lowered) -> None:
+    """Say which tensors do not run as they are in the file, though nobody asked for another form."""
+    losses: Counter[tuple[str, str]] = Counter()
+    for packing in lowered.packings:
+        for tensor in packing.tensors:
+            if is_lossy(tensor, packing.form):
+                stored = tensor.source if isinstance(tensor, AffineTensor) else tensor.dtype
+                losses[stored, str(packing.form)] += 1
+    for (stored, form), count in losses.items():
+        _log.warning("weights: %d tensors stored as %s are rounded to %s", count, stored, form)
 
 
 def _with_prompt_rows(batch: StepBatch, results: list[SampledToken]) -> StepOutput:

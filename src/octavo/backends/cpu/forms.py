@@ -1,4 +1,4 @@
-"""In which packed form the weights of a linear are run: the one that holds all of them without loss, or the one asked for."""
+"""The packed form that the weights of a linear are run in: the one that holds them without loss, or the one asked for."""
 
 from __future__ import annotations
 
@@ -65,9 +65,13 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
         raise ModelError(f"quantization {quantization!r} is not one of {QUANTIZATIONS}")
     if quantization == "f32":
         return WeightForm(Form.F32), list(tensors)
-    rotated = quantization == "w8" and all(_can_rotate(tensor) for tensor in tensors)
+    dense = [tensor for tensor in tensors if isinstance(tensor, DenseTensor)]
+    # Quantised tensors keep their own codes; what is rounded to int8 while loading loses less when rotated first.
+    rotated = (
+        quantization == "w8" and len(dense) == len(tensors) and not any(t.shape[1] % ROTATION_BLOCK for t in dense)
+    )
     if rotated:
-        tensors = [rotated_view(tensor) for tensor in tensors]
+        tensors = [rotated_view(tensor) for tensor in dense]
     if quantization in _BITS:
         tensors = [quantized_view(tensor, _BITS[quantization]) for tensor in tensors]
     affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
@@ -95,11 +99,6 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
     return form, list(affine)
 
 
-def _can_rotate(tensor: Tensor) -> bool:
-    """Quantised tensors keep their own codes; what is rounded to int8 while loading loses less when rotated first."""
-    return isinstance(tensor, DenseTensor) and tensor.shape[1] % ROTATION_BLOCK == 0
-
-
 def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -> AffineRows:
     """Rows of a tensor in a form `choose_form` gave for it: the same values in the form's group and zero point."""
     codes, scales, minimums = tensor.read(start, stop)
@@ -114,7 +113,7 @@ def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -
 
 
 def is_lossy(tensor: Tensor, form: WeightForm) -> bool:
-    """Whether running `tensor` in `form` changes its values (f32 or f16 rounded to bf16, or quantised while loading)."""
+    """Whether running `tensor` in `form` changes its values: f32 or f16 rounded to bf16, or quantised while loading."""
     if isinstance(tensor, DenseTensor):
         return form.form == Form.BF16 and tensor.dtype != "bf16"
     return form.form == Form.BF16 or not tensor.exact

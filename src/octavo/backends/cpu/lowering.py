@@ -16,6 +16,7 @@ from octavo.backends.cpu.forms import WeightForm, choose_form
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
 from octavo.errors import ModelError
 from octavo.models import graph as ir
+from octavo.models.rope import Rope
 from octavo.weights.tensors import Tensor
 
 __all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "lower"]
@@ -100,7 +101,7 @@ class Lowered:
 def lower(
     graph: ir.Graph, source: WeightSource, *, quantization: str | None, kv_f32: bool, shape: StepShape
 ) -> Lowered:
-    """Choose forms, lay out the arena and list the operations. Reads only descriptions of weights, and small vectors."""
+    """Choose forms, lay out the arena and list the operations; of weights only small vectors are read."""
     return _Lowering(graph, source, quantization, kv_f32, shape).run()
 
 
@@ -123,7 +124,7 @@ class _Lowering:
         self.packed: dict[tuple[str, ...], int] = {}
         self.forms: dict[ir.Value, WeightForm] = {}
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
-        self.tables: dict[ir.Rope, tuple[Float32Array, Float32Array]] = {}
+        self.tables: dict[Rope, tuple[Float32Array, Float32Array]] = {}
         self.index = 0
         producers = {node.output: node for node in graph.nodes}
         head = producers[graph.head]
@@ -147,8 +148,8 @@ class _Lowering:
         for self.index, node in enumerate(graph.nodes):
             self._lower(node)
         self.result.logits = self.held[graph.output][_F32]
-        # The sampler reads the logits after the last operation. The head runs once per slice of rows, so what it gathers
-        # from has to outlive its last operation too.
+        # The sampler reads the logits after the last operation. The head runs once per slice of rows, so what it
+        # gathers from has to outlive its last operation too.
         end = len(self.result.body) + len(self.result.head)
         self.result.logits.touch(end)
         for value in self.gathered.values():
@@ -263,16 +264,20 @@ class _Lowering:
         bias = self._vector(node.bias) if isinstance(node, ir.LayerNorm) and node.bias is not None else _NO_ARRAY
         layer, gather = isinstance(node, ir.LayerNorm), node.x in self.gathered
         name = "head norm" if gather else "norm"
+
+        def norm_into(target: Buffer) -> None:
+            self._emit(
+                (source, target),
+                lambda plan, _: plan.add_norm(
+                    name, source.activation(), width, scale, bias, node.eps, layer, target.activation(), gather
+                ),
+            )
+
         for requirement in sorted(self.needs[node.output], key=str):
             # A norm pads its rows also in float32.
             target = self._buffer(requirement, -(-width // _K_PAD) * _K_PAD)
             self.held[node.output][requirement] = target
-            self._emit(
-                (source, target),
-                lambda plan, _, target=target: plan.add_norm(
-                    name, source.activation(), width, scale, bias, node.eps, layer, target.activation(), gather
-                ),
-            )
+            norm_into(target)
 
     def _linear(self, node: ir.Linear) -> None:
         if node.x in self.gathered:
@@ -332,14 +337,25 @@ class _Lowering:
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
         out = self.held[node.output][_F32] = self._buffer(_F32, node.q_heads * node.head_dim)
-        norms = [_NO_ARRAY if name is None else self._vector(name) for name in (node.q_norm, node.k_norm)]
+        q_norm = _NO_ARRAY if node.q_norm is None else self._vector(node.q_norm)
+        k_norm = _NO_ARRAY if node.k_norm is None else self._vector(node.k_norm)
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
         dim = 0 if node.rope is None else node.rope.dim
         cos, sin = (_NO_ARRAY, _NO_ARRAY) if node.rope is None else self._tables(node.rope)
         self._emit(
             (qkv, q),
             lambda plan, _: plan.add_rope(
-                "rope and append", qkv.activation(), layer, *heads, dim, cos, sin, *norms, node.norm_eps, q.activation()
+                "rope and append",
+                qkv.activation(),
+                layer,
+                *heads,
+                dim,
+                cos,
+                sin,
+                q_norm,
+                k_norm,
+                node.norm_eps,
+                q.activation(),
             ),
         )
         self._emit(
@@ -356,7 +372,7 @@ class _Lowering:
             ),
         )
 
-    def _tables(self, rope: ir.Rope) -> tuple[Float32Array, Float32Array]:
+    def _tables(self, rope: Rope) -> tuple[Float32Array, Float32Array]:
         if rope not in self.tables:
             cos, sin = rope.tables(self.shape.max_blocks * BLOCK_SIZE)
             self.tables[rope] = (np.ascontiguousarray(cos).reshape(-1), np.ascontiguousarray(sin).reshape(-1))
@@ -389,4 +405,3 @@ def _linear_name(node: ir.Linear) -> str:
         return "head"
     short = [name.removesuffix(".weight").rsplit(".", 1)[-1].removesuffix("_proj") for name in node.weights]
     return ", ".join(short)
-
