@@ -1,4 +1,4 @@
-"""The packed form that the weights of a linear are run in: the one that holds them without loss, or the one asked for."""
+"""The packed form that the weights of a linear run in: the one that holds them without loss, or the one asked for."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _BITS: Mapping[str | None, Literal[4, 8]] = {"w8": 8, "w4": 4}
 
 @dataclass(frozen=True)
 class WeightForm:
-    """A packed form: what `PackedWeight` needs to know besides the shape. `group` is 0 for bf16 and f32."""
+    """A packed form: what `PackedWeight` needs to know besides the shape.
+
+    `group` is 0 for bf16 and f32, and for one scale per column of a k that is not a multiple of 32.
+    """
 
     form: Form
     group: int = 0
@@ -80,12 +83,18 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
     zeros = {tensor.zero for tensor in affine}
     minimum = any(tensor.has_minimum for tensor in affine) or len(zeros) > 1
     zero = 0 if minimum else zeros.pop()
-    group = min(tensor.group for tensor in affine)
+    group, k = min(tensor.group for tensor in affine), affine[0].shape[1]
     if any(tensor.group % group for tensor in affine):
         raise ModelError(
             f"tensors {', '.join(tensor.name for tensor in affine)} have groups that do not divide each other: "
             f"{[tensor.group for tensor in affine]}"
         )
+    if group != 16 and group % 32:
+        if group != k:
+            raise ModelError(
+                f"tensor {affine[0].name}: has groups of {group}; groups of 16 and multiples of 32 can be run"
+            )
+        group = 0
     # A zero point folded into a minimum may need more bits than an f16 has.
     folded = minimum and any(tensor.zero for tensor in affine)
     form = WeightForm(
@@ -102,7 +111,7 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
 def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -> AffineRows:
     """Rows of a tensor in a form `choose_form` gave for it: the same values in the form's group and zero point."""
     codes, scales, minimums = tensor.read(start, stop)
-    repeats = min(tensor.group, tensor.shape[1]) // form.group
+    repeats = min(tensor.group, tensor.shape[1]) // (form.group or tensor.shape[1])
     if repeats > 1:
         scales = np.repeat(scales, repeats, axis=1)
         minimums = None if minimums is None else np.repeat(minimums, repeats, axis=1)
