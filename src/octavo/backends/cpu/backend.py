@@ -142,8 +142,9 @@ class CpuBackend:
             raise ParameterError("prompt_token_ids", n, f"1 to {self.max_model_len} tokens")
         logits = np.empty((n, self.vocab_size), np.float32)
         ids = np.asarray(token_ids, np.int32)
-        if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise ParameterError("prompt_token_ids", int(ids.max()), f"token ids from 0 to {self.vocab_size - 1}")
+        wrong = ids[(ids < 0) | (ids >= self.vocab_size)]
+        if wrong.size:
+            raise ParameterError("prompt_token_ids", int(wrong[0]), f"token ids from 0 to {self.vocab_size - 1}")
         blocks = self._tables.shape[1]
         self._tables[0, :] = np.arange(self.num_blocks, self.num_blocks + blocks, dtype=np.int32)
         step = self._tokens.shape[0]

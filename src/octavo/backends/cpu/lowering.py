@@ -140,13 +140,15 @@ class _Lowering:
                 needs[node.x].add(self.forms[node.output].activation)
                 if node.residual is not None:
                     needs[node.residual].add(_F32)
-            elif not isinstance(node, ir.GatherSampled):
+            else:
                 for value in node.inputs():
                     needs[value].add(_F32)
         needs[graph.output].add(_F32)
         self.needs = needs
         for self.index, node in enumerate(graph.nodes):
             self._lower(node)
+        if not self.in_head:
+            raise ModelError("the CPU back end needs a graph that gathers the sampled rows before its head")
         self.result.logits = self.held[graph.output][_F32]
         # The sampler reads the logits after the last operation. The head runs once per slice of rows, so what it
         # gathers from has to outlive its last operation too.

@@ -1,0 +1,82 @@
+"""The numpy reference run with the weights and activations that a form leaves: rounded, rotated, in groups."""
+
+from __future__ import annotations
+
+from functools import cache
+from unittest import mock
+
+import numpy as np
+
+from octavo.backends.cpu.forms import WeightForm, choose_form
+from octavo.backends.cpu.lowering import WeightSource
+from octavo.models import graph as ir
+from octavo.models import reference
+from octavo.quantization.rotation import rotate_rows
+from octavo.weights.tensors import AffineTensor
+from tests.backends.cpu.tensors import Array
+
+
+class RoundedWeight:
+    """A matrix in an affine form: what is multiplied with it is rounded to int8 as the form asks."""
+
+    __array_ufunc__ = None  # so that `array @ weight` comes here
+
+    def __init__(self, form: WeightForm, tensor: AffineTensor) -> None:
+        self.form = form
+        self.values = tensor.read_f32()
+
+    @property
+    def T(self) -> RoundedWeight:
+        return self
+
+    def __getitem__(self, rows: Array) -> Array:
+        """Rows of an embedding."""
+        return rotate_rows(self.values[rows]) if self.form.rotated else self.values[rows]
+
+    def __rmatmul__(self, x: Array) -> Array:
+        _, group, rotated = self.form.activation
+        rows, k = x.shape
+        padded = np.zeros((rows, -(-k // 32) * 32), np.float32)
+        padded[:, :k] = x
+        if rotated:
+            padded = rotate_rows(padded)
+        grouped = padded.reshape(rows, -1, group)
+        largest = np.abs(grouped).max(axis=2, keepdims=True)
+        codes = np.rint(grouped * np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0))
+        rounded = (codes * (largest / 127)).reshape(padded.shape)[:, :k]
+        product: Array = rounded @ self.values.T
+        return product
+
+
+def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, tokens: list[int]) -> Array:
+    """Logits of the weights as `quantization` leaves them, with float32 keys and values."""
+    embedded = {node.weight for node in graph.nodes if isinstance(node, ir.Embedding)}
+    heads = {
+        name
+        for node in graph.nodes
+        if isinstance(node, ir.Linear) and node.output == graph.head
+        for name in node.weights
+    }
+
+    @cache
+    def weight(name: str) -> Array | RoundedWeight:
+        tensor = source.tensor(name)
+        if quantization == "none" or len(tensor.shape) == 1:
+            values = tensor.read_f32()
+            return bf16(values) if name in embedded else values  # products round their weights themselves
+        # The vocabulary is kept in 8 bits where the rest has 4.
+        form, (rounded,) = choose_form([tensor], "w8" if name in embedded | heads else quantization)
+        assert isinstance(rounded, AffineTensor)
+        return RoundedWeight(form, rounded)
+
+    def rounded(x: Array) -> Array:
+        return bf16(x) if quantization == "none" else x
+
+    bf16 = reference.round_to_bf16
+    with mock.patch.object(reference, "round_to_bf16", rounded):
+        return reference.reference_logits(graph, weight, tokens, round_inputs=True)
+
+
+def relative_error(found: Array, expected: Array) -> float:
+    """Root mean square of the difference, over that of the logits."""
+    return float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))

@@ -1,0 +1,98 @@
+"""Tiny models of every family give on the CPU what numpy and transformers give, in every weight form."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo._native import available_levels
+from octavo.backends.cpu import CpuBackend
+from octavo.models.graph import Graph
+from octavo.models.reference import reference_logits
+from octavo.models.registry import build_graph
+from octavo.models.rewrites import optimize
+from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from tests.backends.cpu.emulation import emulated_logits, relative_error
+from tests.models.tiny import TINY_MODELS, random_tokens, transformers_logits
+
+TOKENS = 70
+
+
+@cache
+def opened(directory: Path) -> Checkpoint:
+    return open_checkpoint(directory)
+
+
+def load(directory: Path, quantization: str | None, kv: str = "auto", **options: int) -> CpuBackend:
+    checkpoint = opened(directory)
+    settings = {"max_num_batched_tokens": 48, "max_num_seqs": 4, "max_model_len": 96, "num_blocks": 1, "threads": 2}
+    return CpuBackend.load(
+        graph_of(directory),
+        checkpoint,
+        quantization=quantization,
+        kv_cache_dtype=kv,
+        **{**settings, **options},
+    )
+
+
+@cache
+def graph_of(directory: Path) -> Graph:
+    return optimize(build_graph(opened(directory).config))
+
+
+def tokens_of(directory: Path) -> list[int]:
+    return random_tokens(TOKENS, opened(directory).config["vocab_size"])
+
+
+@pytest.mark.parametrize("level", available_levels())
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_in_f32_logits_equal_numpy(
+    name: str, level: str, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_ISA", level)
+    backend = load(tiny_models[name], "f32", "f32")
+    assert backend.plan.level == level
+    tokens, weights = tokens_of(tiny_models[name]), opened(tiny_models[name])
+    expected = reference_logits(graph_of(tiny_models[name]), lambda each: weights.tensor(each).read_f32(), tokens)
+    found = backend.prompt_logits(tokens)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("quantization", ["none", "w8", "w4"])
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_in_every_form_logits_equal_numpy_with_that_rounding(
+    name: str, quantization: str, tiny_models: dict[str, Path]
+) -> None:
+    """What differs is a rare activation that lies between two roundings, and what becomes of it in later layers."""
+    directory = tiny_models[name]
+    found = load(directory, quantization, "f32").prompt_logits(tokens_of(directory))
+    expected = emulated_logits(graph_of(directory), opened(directory), quantization, tokens_of(directory))
+    assert relative_error(found, expected) < 0.02
+
+
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_by_default_logits_are_within_bf16_of_transformers(name: str, tiny_models: dict[str, Path]) -> None:
+    directory = tiny_models[name]
+    tokens = tokens_of(directory)
+    expected = transformers_logits(directory, tokens)
+    found = load(directory, None).prompt_logits(tokens)
+    np.testing.assert_array_equal(found, load(directory, "none").prompt_logits(tokens))
+    # What rounding the inputs of products loses by itself is the measure; the cache is rounded too.
+    rounding = relative_error(emulated_logits(graph_of(directory), opened(directory), "none", tokens), expected)
+    assert relative_error(found, expected) < 1.5 * rounding < 0.04
+    assert relative_error(load(directory, "w8").prompt_logits(tokens), expected) < 0.1
+
+
+@pytest.mark.parametrize("quantization", [None, "w8", "w4", "f32"])
+def test_logits_do_not_depend_on_the_step_size_or_threads(
+    quantization: str | None, tiny_models: dict[str, Path]
+) -> None:
+    directory = tiny_models["mistral"]
+    tokens = tokens_of(directory)
+    expected = load(directory, quantization, max_num_batched_tokens=96).prompt_logits(tokens).view(np.uint32)
+    for step, threads in [(1, 1), (7, 2), (16, 3), (69, 1)]:
+        backend = load(directory, quantization, max_num_batched_tokens=step, threads=threads)
+        np.testing.assert_array_equal(backend.prompt_logits(tokens).view(np.uint32), expected)

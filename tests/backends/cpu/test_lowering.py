@@ -1,0 +1,200 @@
+"""Lowering turns every operation of the vocabulary into native ones, in any weight form, and refuses what it cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import CpuBackend
+from octavo.errors import ModelError
+from octavo.models import graph as ir
+from octavo.models.reference import reference_logits
+from octavo.models.rope import Rope
+from tests.backends.cpu.emulation import emulated_logits, relative_error
+from tests.backends.cpu.tensors import Array, Source, dense
+
+WIDTH, VOCAB, HEADS, KV, DIM = 48, 70, 3, 1, 16
+QKV = (HEADS + 2 * KV) * DIM
+
+
+class Builder:
+    """Nodes one after another; each call returns the value it made."""
+
+    def __init__(self) -> None:
+        self.nodes: list[ir.Node] = []
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(self, node: type[ir.Node], **fields: Any) -> int:
+        made = node(output=len(self.nodes), **fields)
+        widths = [next(w for o, w in self.widths.items() if o == value) for value in made.inputs()]
+        self.shapes.update(made.weight_shapes(tuple(widths)))
+        self.nodes.append(made)
+        return made.output
+
+    @property
+    def widths(self) -> dict[int, int]:
+        return self.graph(0).widths()
+
+    def linear(self, x: int, name: str, width: int, bias: bool = False, **fields: Any) -> int:
+        biases = (f"{name}.bias" if bias else None,)
+        return self.add(ir.Linear, x=x, weights=(name,), biases=biases, out_features=(width,), layer=0, **fields)
+
+    def gated(self, x: int, name: str, width: int, activation: str) -> int:
+        names, none = (f"{name}.gate", f"{name}.up"), (None, None)
+        return self.add(
+            ir.Linear, x=x, weights=names, biases=none, out_features=(width, width), activation=activation, layer=0
+        )
+
+    def attention(self, *qkv: int, layer: int = 0, **fields: Any) -> int:
+        rope = Rope(kind="default", theta=100.0, dim=DIM)
+        given = {"q_heads": HEADS, "kv_heads": KV, "head_dim": DIM, "scale": 0.25, "rope": rope, "norm_eps": 1e-6}
+        return self.add(ir.Attention, qkv=qkv, layer=layer, **{**given, **fields})
+
+    def graph(self, output: int, layers: int = 1) -> ir.Graph:
+        return ir.Graph("Test", tuple(self.nodes), output, WIDTH, VOCAB, layers, 256)
+
+    def weights(self) -> dict[str, Array]:
+        rng = np.random.default_rng(0)
+        scale = {1: 0.3, 2: 1.0}
+        made = {}
+        for name, shape in self.shapes.items():
+            values = scale[len(shape)] * rng.standard_normal(shape) / shape[-1] ** (0.5 if len(shape) == 2 else 0)
+            made[name] = (values + (1 if "norm" in name else 0)).astype(np.float32)
+        return made
+
+
+def everything() -> tuple[Builder, int]:
+    """A graph of every operation, in the ways architectures use them and in some they do not."""
+    b = Builder()
+    x = b.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH, scale=6.5)
+    # Parallel branches from one layer norm, as GPT-NeoX has them, and norms of queries and keys.
+    normed = b.add(ir.LayerNorm, x=x, weight="norm1", bias="norm1.bias", eps=1e-5)
+    attended = b.attention(
+        b.linear(normed, "qkv", QKV, bias=True), q_norm="q_norm", k_norm="k_norm", softcap=8.0, sliding_window=20
+    )
+    projected = b.linear(attended, "o", WIDTH, bias=True)
+    inner = b.add(ir.Gelu, x=b.linear(normed, "fc1", 90, bias=True), tanh=True)
+    both = b.add(ir.Add, a=projected, b=b.linear(inner, "fc2", WIDTH))
+    x = b.add(ir.Add, a=x, b=both)
+    # Gemma: a norm behind the block and (1 + weight); separate gate and up; the exact gelu.
+    normed = b.add(ir.RmsNorm, x=x, weight="norm2", eps=1e-6, plus_one=True)
+    gate, up = b.linear(normed, "gate", 40), b.linear(normed, "up", 40)
+    product = b.add(ir.GeluMul, gate=gate, up=up, tanh=False)
+    x = b.add(ir.Add, a=x, b=b.add(ir.RmsNorm, x=b.linear(product, "down", WIDTH), weight="norm3", eps=1e-6))
+    # Gates folded into their products, of all kinds; a residual that is read again after it was added to.
+    for i, activation in enumerate(ir.LINEAR_ACTIVATIONS):
+        normed = b.add(ir.LayerNorm, x=x, weight=f"norm4.{i}", bias=None, eps=1e-5)
+        kept, x = x, b.linear(b.gated(normed, f"mlp{i}", 33, activation), f"down{i}", WIDTH, residual=x)
+        x = b.add(ir.Add, a=x, b=b.add(ir.Scale, x=kept, factor=0.5))
+    silu = b.add(ir.SiluMul, gate=b.linear(x, "raw1", 35), up=b.linear(x, "raw2", 35))
+    gelus = b.add(ir.Gelu, x=b.add(ir.GeluMul, gate=silu, up=silu, tanh=True), tanh=False)
+    x = b.linear(gelus, "raw3", WIDTH, residual=x)
+    # A second layer without rope, on the sum itself.
+    x = b.linear(b.attention(b.linear(x, "qkv2", QKV), layer=1, rope=None), "o2", WIDTH, residual=x)
+    sampled = b.add(ir.GatherSampled, x=x)
+    final = b.add(ir.RmsNorm, x=sampled, weight="norm5", eps=1e-6)
+    head = b.add(ir.Linear, x=final, weights=("embed",), biases=(None,), out_features=(VOCAB,))
+    return b, b.add(ir.SoftCap, x=b.add(ir.Scale, x=head, factor=1.5), cap=20.0)
+
+
+def source(weights: dict[str, Array]) -> Source:
+    return Source({name: dense(values, name=name) for name, values in weights.items()})
+
+
+def load(
+    graph: ir.Graph, weights: dict[str, Array], quantization: str | None, kv: str = "f32", **more: Any
+) -> CpuBackend:
+    settings = {"max_num_batched_tokens": 100, "max_num_seqs": 4, "max_model_len": 112, "num_blocks": 1, "threads": 2}
+    return CpuBackend.load(graph, source(weights), quantization=quantization, kv_cache_dtype=kv, **{**settings, **more})
+
+
+@pytest.mark.parametrize("quantization", ["f32", "none", "w8", "w4"])
+def test_a_graph_of_everything_gives_what_numpy_gives(quantization: str) -> None:
+    builder, output = everything()
+    graph, weights = builder.graph(output, layers=2), builder.weights()
+    graph.check()
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 90).tolist()
+    if quantization == "f32":
+        expected = reference_logits(graph, weights.__getitem__, tokens)
+    else:
+        expected = emulated_logits(graph, source(weights), quantization, tokens)
+    for step in (100, 70, 13):  # more rows than a slice of logits, and fewer
+        found = load(graph, weights, quantization, max_num_batched_tokens=step).prompt_logits(tokens)
+        assert relative_error(found, expected) < (1e-5 if quantization == "f32" else 2e-3)
+
+
+def test_layers_with_equal_rope_share_its_tables_and_unequal_ones_do_not() -> None:
+    builder = Builder()
+    x = builder.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    ropes = [
+        Rope(kind="default", theta=theta, dim=dim) for theta, dim in [(50.0, 16), (50.0, 16), (900.0, 16), (50.0, 8)]
+    ]
+    for layer, rope in enumerate(ropes):
+        qkv = builder.linear(x, f"qkv{layer}", QKV)
+        x = builder.linear(builder.attention(qkv, layer=layer, rope=rope), f"o{layer}", WIDTH, residual=x)
+    final = builder.add(ir.RmsNorm, x=builder.add(ir.GatherSampled, x=x), weight="norm", eps=1e-6)
+    head = builder.linear(final, "head", VOCAB)
+    graph, weights = builder.graph(head, layers=4), builder.weights()
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 60).tolist()
+    expected = reference_logits(graph, weights.__getitem__, tokens)
+    np.testing.assert_allclose(load(graph, weights, "f32").prompt_logits(tokens), expected, rtol=1e-4, atol=1e-4)
+
+
+def simple(**attention: Any) -> tuple[ir.Graph, dict[str, Array]]:
+    builder = Builder()
+    x = builder.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    x = builder.linear(builder.attention(builder.linear(x, "qkv", QKV), **attention), "o", WIDTH, residual=x)
+    final = builder.add(ir.RmsNorm, x=builder.add(ir.GatherSampled, x=x), weight="norm", eps=1e-6)
+    head = builder.linear(final, "head", VOCAB)
+    return builder.graph(head), builder.weights()
+
+
+def without(graph: ir.Graph, kind: type[ir.Node]) -> ir.Graph:
+    """The graph with nodes of a kind left out: their readers read what they read."""
+    gone = {node.output: node.inputs()[0] for node in graph.nodes if isinstance(node, kind)}
+    nodes = []
+    for node in graph.nodes:
+        if isinstance(node, kind):
+            continue
+        x = getattr(node, "x", None)
+        nodes.append(replace(node, x=gone[x]) if x in gone else node)  # type: ignore[call-arg]
+    return replace(graph, nodes=tuple(nodes))
+
+
+def test_graphs_that_cannot_be_run_are_refused() -> None:
+    graph, weights = simple()
+    load(graph, weights, None)
+    for refused, message in [
+        (without(graph, ir.RmsNorm), "gathers sampled rows in a norm"),
+        (without(graph, ir.GatherSampled), "needs a graph that gathers the sampled rows"),
+        (simple(norm_plus_one=True, q_norm="q_norm")[0], r"no \(1 \+ weight\) norm of queries"),
+    ]:
+        with pytest.raises(ModelError, match=message):
+            load(refused, {**weights, "q_norm": np.ones(DIM, np.float32)}, None)
+
+
+def test_separate_q_k_and_v_are_refused() -> None:
+    builder = Builder()
+    x = builder.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    parts = tuple(builder.linear(x, name, width) for name, width in [("q", HEADS * DIM), ("k", DIM), ("v", DIM)])
+    attended = builder.attention(*parts)
+    final = builder.add(ir.RmsNorm, x=builder.add(ir.GatherSampled, x=attended), weight="norm", eps=1e-6)
+    graph = builder.graph(builder.linear(final, "head", VOCAB))
+    with pytest.raises(ModelError, match="q, k and v merged"):
+        load(graph, builder.weights(), None)
+
+
+def test_an_operation_without_lowering_is_refused() -> None:
+    class Unknown(ir.Node):
+        def inputs(self) -> tuple[int, ...]:
+            return (0,)
+
+        def width(self, widths: tuple[int, ...]) -> int:
+            return widths[0]
+
+    graph, weights = simple()
+    with pytest.raises(ModelError, match="no operation Unknown"):
+        load(replace(graph, nodes=(graph.nodes[0], Unknown(output=99), *graph.nodes[1:])), weights, None)
