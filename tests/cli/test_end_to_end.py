@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -81,6 +82,14 @@ class Terminal:
                 if time.monotonic() > deadline:
                     raise
 
+    def leave(self, key: str) -> int:
+        """Press a key, again every few seconds, until the program ends; its exit code."""
+        for _ in range(DEADLINE // 3):
+            self.type(key)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(3)
+        raise AssertionError(f"{key!r} does not end the program: {self.seen!r}")
+
     def wait_for(self, pattern: str, seconds: float = DEADLINE) -> None:
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.seen):
@@ -107,8 +116,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(smollm2_path: P
         terminal.press("\x03", "/exit leaves")
         terminal.type("/history\n")
         terminal.wait_for("assistant: ")
-        terminal.type("\x04")
-        assert terminal.process.wait(DEADLINE) == 0
+        assert terminal.leave("\x04") == 0
         assert "whale" in (tmp_path / "octavo/chat_history").read_text()
     finally:
         terminal.close()
