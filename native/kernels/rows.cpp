@@ -17,19 +17,19 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
     }
     const float amax = max_lanes(largest);
     const vf inverse = splat(amax > kSmallest ? 127.0f / amax : 0.0f);
-    vi total = {};
+    vu total = {};  // unsigned, as codes of numbers that are not finite may overflow
     typedef int8_t vb __attribute__((vector_size(L)));
     for (int c = 0; c < group; c += L) {
         vf rounded = load<vf>(x + c) * inverse + splat(12582912.0f);  // 1.5 * 2^23: round to nearest even
-        vi code = (vi)rounded - 0x4b400000;
-        total += code;
+        vi code = (vi)((vu)rounded - 0x4b400000u);
+        total += (vu)code;
         store(codes + c, __builtin_convertvector(code, vb));
     }
-    int32_t lanes[L], bad = 0, nans[L];
-    uint32_t all = 0;  // codes of numbers that are not finite may overflow
+    int32_t bad = 0, nans[L];
+    uint32_t lanes[L], all = 0;
     store(lanes, total);
     store(nans, nan);
-    for (int i = 0; i < L; ++i) all += (uint32_t)lanes[i], bad |= nans[i];
+    for (int i = 0; i < L; ++i) all += lanes[i], bad |= nans[i];
     const float s = bad ? __builtin_nanf("") : amax / 127.0f;
     *scale = s;
     *sum = (int32_t)all;
