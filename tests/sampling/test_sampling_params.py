@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -53,6 +54,7 @@ REFUSED = [
     ("stop_token_ids", ["1"]),
     ("stop_token_ids", "12"),
     ("stop_token_ids", 3),
+    ("stop_token_ids", [[1]]),
     ("bad_words", [""]),
     ("bad_words", [None]),
     ("bad_words", ["a"] * 129),
@@ -75,6 +77,7 @@ REFUSED = [
     ("logit_bias", [1]),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [1.5]),
+    ("allowed_token_ids", [{}]),
     ("priority", 0.5),
 ]
 
@@ -140,6 +143,11 @@ def test_repeated_ids_count_once():
 def test_tiny_temperatures_are_greedy(temperature):
     assert SamplingParams(temperature=temperature).greedy
     assert not SamplingParams(temperature=1e-5).greedy
+
+
+@pytest.mark.parametrize("field", ["top_p", "typical_p"])
+def test_shares_below_what_float32_holds_stay_above_zero(field):
+    assert np.float32(getattr(SamplingParams(**{field: 1e-300}), field)) > 0
 
 
 def test_several_answers_need_sampling():

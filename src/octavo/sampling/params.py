@@ -30,6 +30,7 @@ MAX_BAD_WORDS_TOKENS = 1024
 MAX_TEMPERATURE = 1e6
 LOGIT_BIAS_BOUND = 100.0
 _INT32 = (1 << 31) - 1
+_LEAST_SHARE = 2.0**-126  # the smallest normal float32
 
 
 class WordEncoder(Protocol):
@@ -303,7 +304,8 @@ def _number(name: str, value: object, low: float, high: float) -> float:
 def _share(name: str, value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= 1.0:
         raise ParameterError(name, value, "a number above 0 and at most 1")
-    return float(value)
+    # The native sampler computes in float32, where a smaller share would be 0.
+    return max(float(value), _LEAST_SHARE)
 
 
 def _strings(name: str, value: object, most: int, longest: int) -> tuple[str, ...]:
@@ -325,13 +327,14 @@ def _token_ids(name: str, value: object, most: int) -> tuple[int, ...]:
         return ()
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise ParameterError(name, value, "a list of token ids")
-    ids = tuple(dict.fromkeys(value))
-    if len(ids) > most:
-        raise ParameterError(name, len(ids), f"at most {most} token ids")
+    ids = list(value)
     for token in ids:
         if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token <= _INT32:
             raise ParameterError(name, token, "token ids (integers from 0)")
-    return ids
+    unique = tuple(dict.fromkeys(ids))
+    if len(unique) > most:
+        raise ParameterError(name, len(unique), f"at most {most} token ids")
+    return unique
 
 
 def _logit_bias(value: object) -> dict[int, float] | None:
