@@ -187,6 +187,17 @@ def test_separate_q_k_and_v_are_refused() -> None:
         load(graph, builder.weights(), None)
 
 
+@pytest.mark.parametrize("head_dim", [8, 24, 528])
+def test_a_head_size_without_a_kernel_is_refused_by_name(head_dim: int) -> None:
+    b = Builder()
+    x = b.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    qkv = b.linear(x, "qkv", 3 * head_dim)
+    rope = Rope(kind="default", theta=100.0, dim=head_dim)
+    out = b.attention(qkv, q_heads=1, head_dim=head_dim, rope=rope)
+    with pytest.raises(ModelError, match=f"head_dim is {head_dim}"):
+        load(b.graph(out), b.weights(), None)
+
+
 def test_an_operation_without_lowering_is_refused() -> None:
     class Unknown(ir.Node):
         def inputs(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ BLOCK_SIZE = 16
 # Rows of logits that exist at once; more are computed slice by slice.
 HEAD_ROWS = 64
 _K_PAD = 32
+_MAX_HEAD_DIM = 512  # kMaxHeadDim in native/common.h
 _NO_ARRAY = None
 
 Float32Array = NDArray[np.float32]
@@ -334,6 +335,11 @@ class _Lowering:
             raise ModelError("the CPU back end needs q, k and v merged in one value")
         if node.norm_plus_one:
             raise ModelError("the CPU back end has no (1 + weight) norm of queries and keys")
+        if node.head_dim % BLOCK_SIZE or node.head_dim > _MAX_HEAD_DIM:
+            raise ModelError(
+                f"the CPU back end needs heads of a multiple of {BLOCK_SIZE} up to {_MAX_HEAD_DIM}; "
+                f"this model's head_dim is {node.head_dim}"
+            )
         qkv = self._get(node.qkv[0], _F32, "attention input")
         kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, False)
         q = self._buffer(kind, node.q_heads * node.head_dim)
