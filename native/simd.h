@@ -69,21 +69,18 @@ OCTAVO_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-// Fixed-order sums and maxima of the lanes: halves are folded, so the order depends on the vector width alone.
-OCTAVO_INLINE float sum_lanes(vf v) {
-    float t[L];
-    store(t, v);
-    for (int w = L / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; ++i) t[i] += t[i + w];
-    return t[0];
+// All lanes folded into one by halves, so the order depends on the vector width alone.
+template <class V, class Fold>
+OCTAVO_INLINE auto fold_lanes(V v, Fold&& fold) {
+    vi lane;
+    for (int i = 0; i < L; ++i) lane[i] = i;
+    for (int w = L / 2; w > 0; w /= 2) v = fold(v, __builtin_shuffle(v, lane ^ w));
+    return v[0];
 }
-OCTAVO_INLINE float max_lanes(vf v) {
-    float t[L];
-    store(t, v);
-    for (int w = L / 2; w > 0; w /= 2)
-        for (int i = 0; i < w; ++i) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
-    return t[0];
-}
+OCTAVO_INLINE float sum_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return a + b; }); }
+OCTAVO_INLINE float max_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); }); }
+OCTAVO_INLINE uint32_t sum_lanes(vu v) { return fold_lanes(v, [](vu a, vu b) { return a + b; }); }
+OCTAVO_INLINE bool any_lane(vi v) { return fold_lanes(v, [](vi a, vi b) { return a | b; }) != 0; }
 
 // bf16 pairs: low half is the even k. acc += w.even * a.even + w.odd * a.odd
 OCTAVO_INLINE vf bf16_even(vu x) { return (vf)(x << 16); }

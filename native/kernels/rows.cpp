@@ -25,12 +25,8 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
         total += (vu)code;
         store(codes + c, __builtin_convertvector(code, vb));
     }
-    int32_t bad = 0, nans[L];
-    uint32_t lanes[L], all = 0;
-    store(lanes, total);
-    store(nans, nan);
-    for (int i = 0; i < L; ++i) all += lanes[i], bad |= nans[i];
-    const float s = bad ? __builtin_nanf("") : amax / 127.0f;
+    const uint32_t all = sum_lanes(total);
+    const float s = any_lane(nan) ? __builtin_nanf("") : amax / 127.0f;
     *scale = s;
     *sum = (int32_t)all;
     *scaled_sum = s * (float)(int32_t)all;
