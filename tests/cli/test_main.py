@@ -58,6 +58,16 @@ def test_help_is_shown_for_every_command(path: str, capsys: pytest.CaptureFixtur
     assert f"Usage: {path}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("arguments", [[], ["bench"]])
+def test_without_a_command_the_help_is_shown_as_written(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert main([*arguments, "--help"]) == 0
+    assert shown.strip() == capsys.readouterr().out.strip()
+
+
 def test_help_imports_neither_numpy_nor_the_engine() -> None:
     code = (
         "import sys; from octavo.cli.main import main; main(['run', '--help']);"

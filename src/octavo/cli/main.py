@@ -98,7 +98,13 @@ def _debug_wanted(args: list[str]) -> bool:
 
 
 def _report(error: Exception) -> int:
-    """Print one line about ``error`` to stderr and give the exit code it stands for."""
+    """Print one line about ``error`` to stderr and give the exit code it stands for.
+
+    A group called without a command is no mistake to explain: what is shown is its help, as written.
+    """
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer has no public name for it
+        print(str(error), file=sys.stderr)
+        return EXIT_USAGE
     message, code = _explain(error)
     print(f"octavo: {' '.join(message.split())}", file=sys.stderr)
     return code
