@@ -15,6 +15,13 @@ from octavo.cli.main import app, main
 from octavo.errors import CapacityError, ConfigError, ModelError, ParameterError
 from tests.cli.fakes import FakeLLM, install
 
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, "."]), "PYTHONIOENCODING": "utf-8"}
+# A whole process that answers with a fake model.
+ANSWER = (
+    "import sys, octavo.cli.options as o; from octavo.cli.main import main; from tests.cli.fakes import FakeLLM;"
+    "o.load_llm = lambda model, **settings: FakeLLM(['Gr\u00fc\u00dfe']); sys.exit(main(['run', 'hi']))"
+)
+
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Every command with its path, groups included."""
@@ -165,3 +172,20 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     process.stderr.close()
     assert process.wait(60) == 141
     assert errors == b""
+
+
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_closed_standard_stream_is_no_error(closed: str) -> None:
+    ending = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}[closed]
+    process = subprocess.run(
+        ["sh", "-c", f'"$0" -c "$1" {ending}', sys.executable, ANSWER], capture_output=True, env=ENVIRONMENT, timeout=60
+    )
+    assert process.returncode == 0
+    assert process.stdout == (b"" if closed == "stdout" else "Grüße\n".encode())
+    assert process.stderr == b""
+
+
+def test_characters_the_output_cannot_encode_are_replaced() -> None:
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    process = subprocess.run([sys.executable, "-c", ANSWER], capture_output=True, env=environment, timeout=60)
+    assert (process.returncode, process.stdout, process.stderr) == (0, b"Gr??e\n", b"")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -61,6 +62,7 @@ bench.register(app)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors go to stderr as one line."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     try:
         code = _invoke(args)
         sys.stdout.flush()
@@ -68,6 +70,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
     return code
+
+
+def _prepare_streams() -> None:
+    """Give closed standard streams a place to go, and have output its encoding lacks shown as question marks."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - open as long as the process
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _invoke(args: list[str]) -> int:
