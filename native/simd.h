@@ -51,9 +51,30 @@ OCTAVO_INLINE uint32_t load_u32(const void* p) {
     return x;
 }
 OCTAVO_INLINE vf to_float(vi x) { return __builtin_convertvector(x, vf); }
-OCTAVO_INLINE vf select(vi mask, vf a, vf b) { return (vf)((mask & (vi)a) | (~mask & (vi)b)); }
-OCTAVO_INLINE vf vmax(vf a, vf b) { return select((vi)(a > b), a, b); }
-OCTAVO_INLINE vf vmin(vf a, vf b) { return select((vi)(a < b), a, b); }
+OCTAVO_INLINE vf select(vi mask, vf a, vf b) { return mask ? a : b; }
+// a > b ? a : b, lane by lane (so b where either is NaN), which is what x86 calls max.
+OCTAVO_INLINE vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_max_ps((__mmask16)-1, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_max_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_max_ps((__m128)a, (__m128)b);
+#else
+    return a > b ? a : b;
+#endif
+}
+OCTAVO_INLINE vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+    return (vf)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vf)_mm256_min_ps((__m256)a, (__m256)b);
+#elif defined(__SSE2__)
+    return (vf)_mm_min_ps((__m128)a, (__m128)b);
+#else
+    return a < b ? a : b;
+#endif
+}
 OCTAVO_INLINE vf vabs(vf a) { return (vf)((vi)a & 0x7fffffff); }
 
 // a * b + c with one rounding where the instruction set has it.
@@ -224,8 +245,7 @@ OCTAVO_INLINE vf vexp(vf x) {
     vf y = fma(p, r * r, r) + splat(1.0f);
     vi exponent = ((vi)shifted - 0x4b400000 + 127) << 23;
     vf result = y * (vf)exponent;
-    vi dead = (vi)(x < splat(-87.0f));
-    result = (vf)(~dead & (vi)result);
+    result = select((vi)(x < splat(-87.0f)), vf{}, result);
     return select((vi)(x != x), x, result);
 }
 
