@@ -153,11 +153,20 @@ def test_a_tokenizer_serves_several_threads(tmp_path: Path) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", 5, None, ["a"]])
-def test_what_is_not_text_is_refused(tmp_path: Path, text: Any) -> None:
+@pytest.mark.parametrize(
+    ("text", "limit"),
+    [
+        ("\ud800", "text without lone surrogates"),
+        ("a\udfffb", "text without lone surrogates"),
+        (5, "a string"),
+        (None, "a string"),
+        (["a"], "a string"),
+    ],
+)
+def test_what_is_not_text_is_refused(tmp_path: Path, text: Any, limit: str) -> None:
     with pytest.raises(ParameterError) as caught:
         load(tmp_path).encode(text)
-    assert caught.value.field == "prompt"
+    assert (caught.value.field, caught.value.limit) == ("prompt", limit)
 
 
 # -- chat templates of directories ------------------------------------------------------------------------------------

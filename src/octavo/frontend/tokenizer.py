@@ -67,10 +67,9 @@ class Tokenizer:
         """The ids of a text; with the BOS and EOS the model wants unless ``add_special_tokens`` is false."""
         try:
             return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        except UnicodeEncodeError:
-            raise ParameterError("prompt", text, "text without lone surrogates") from None
-        except TypeError:
-            raise ParameterError("prompt", text, "a string") from None
+        except (UnicodeEncodeError, TypeError):  # which of the two depends on the version of tokenizers
+            limit = "text without lone surrogates" if isinstance(text, str) else "a string"
+            raise ParameterError("prompt", text, limit) from None
         except BaseException as error:
             raise _explained(error, "the tokenizer fails on this text; its files are damaged") from error
 
