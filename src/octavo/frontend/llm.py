@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from octavo.engine.request import EngineRequest
     from octavo.engine.stats import EngineStats
     from octavo.frontend.tokenizer import Tokenizer
+    from octavo.planning.memory import MemoryPlan
 
 __all__ = ["LLM"]
 
@@ -187,6 +188,11 @@ class LLM:
     def max_model_len(self) -> int:
         """Most tokens a prompt and its answer can have together."""
         return self._require().max_model_len
+
+    @property
+    def memory_plan(self) -> MemoryPlan | None:
+        """Where the memory goes, in bytes; None for an engine that was not loaded from a model."""
+        return self._require().plan
 
     @property
     def memory_report(self) -> str:
