@@ -49,8 +49,10 @@ OCTAVO_INLINE void rms_scale(float* x, int width, const float* weight, float eps
 }
 
 // Stale slots of a block are multiplied with a zero probability, which only a finite value survives: the cache holds none but finite.
-OCTAVO_INLINE float finite(float x) {
+// `lost` says whether something else was given.
+OCTAVO_INLINE float finite(float x, bool& lost) {
     constexpr float kLargest = 3.3895313892515355e38f;  // largest bf16
+    lost |= !(x <= kLargest && x >= -kLargest);
     if (x != x) return 0.0f;
     return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
 }
@@ -194,6 +196,7 @@ void rope_row(const RopeArgs& args, int64_t row) {
     uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
     const int64_t element = args.kv_f32 ? 4 : 2;
     const int64_t panel_bytes = (int64_t)dim * kBlock * element;
+    bool lost = false;
     for (int h = 0; h < total; ++h) {
         __builtin_memcpy(head, in + h * dim, (size_t)dim * 4);
         const bool is_q = h < args.q_heads;
@@ -221,10 +224,10 @@ void rope_row(const RopeArgs& args, int64_t row) {
         }
         uint8_t* k_panel = block + (h - args.q_heads) * 2 * panel_bytes;
         if (args.kv_f32) {
-            for (int c = 0; c < dim; ++c) ((float*)k_panel)[c * kBlock + t] = finite(head[c]);
+            for (int c = 0; c < dim; ++c) ((float*)k_panel)[c * kBlock + t] = finite(head[c], lost);
         } else {
             for (int c = 0; c < dim; c += 2) {
-                const uint32_t pair = bf16_bits(finite(head[c])) | (uint32_t)bf16_bits(finite(head[c + 1])) << 16;
+                const uint32_t pair = bf16_bits(finite(head[c], lost)) | (uint32_t)bf16_bits(finite(head[c + 1], lost)) << 16;
                 __builtin_memcpy(k_panel + (c / 2 * kBlock + t) * 4, &pair, 4);
             }
         }
@@ -233,12 +236,19 @@ void rope_row(const RopeArgs& args, int64_t row) {
         const float* v = in + (total + h) * dim;
         uint8_t* v_panel = block + (2 * h + 1) * panel_bytes;
         for (int c = 0; c < dim; ++c) {
-            const float value = finite(v[c]);
+            const float value = finite(v[c], lost);
             if (args.kv_f32)
                 ((float*)v_panel)[(c / kPanel * kBlock + t) * kPanel + c % kPanel] = value;
             else
                 ((uint16_t*)v_panel)[(c / kPanel * (kBlock / 2) + t / 2) * 2 * kPanel + c % kPanel * 2 + t % 2] = bf16_bits(value);
         }
+    }
+    if (!lost) return;
+    // What the cache cannot hold must not go unnoticed: the token itself attends with queries that are not numbers.
+    const int64_t begin = row * args.q_heads * dim, end = begin + args.q_heads * dim;
+    for (int64_t i = begin; i < end; ++i) {
+        if (args.kv_f32) ((float*)args.q_out)[i] = __builtin_nanf("");
+        else ((uint16_t*)args.q_out)[i] = 0x7fc0;
     }
 }
 

@@ -127,3 +127,21 @@ def test_without_rotation_or_norm_queries_are_copied(level: str) -> None:
         plan.run(1, 0)
         wanted = x[:, : 3 * 48]
         np.testing.assert_array_equal(rope.q.read(5), wanted if kv_f32 else to_bf16(wanted))
+
+
+@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_token_whose_key_or_value_is_not_finite_attends_to_no_number(level: str, kv_f32: bool) -> None:
+    case = Case(4, 2, 32, 32)
+    x = np.random.default_rng(0).standard_normal((9, (case.q + 2 * case.kv) * case.dim)).astype(np.float32)
+    key, value = case.q * case.dim + 40, (case.q + case.kv) * case.dim + 3
+    for row, column, bad in [(2, key, np.nan), (5, value, np.nan), (6, key, -np.inf), (8, value, np.inf)]:
+        x[row, column] = bad
+    rope = rope_bench(level, case, kv_f32)
+    rope.qkv.write(x)
+    plan = rope.bench.plan
+    plan.starts[0], plan.counts[0], plan.block_tables[0] = 0, 9, np.arange(6)
+    plan.run(1, 0)
+    found = np.isfinite(rope.out.read(9))
+    assert not found[[2, 5, 6, 8]].any()
+    assert found[:2].all()
