@@ -68,6 +68,7 @@ struct LinearArgs {
     int row_tile = 0;              // rows per tile
     int column_tile = 0;           // packed columns per tile
     int64_t row_tiles = 0, column_tiles = 0;
+    int64_t streams = 1;           // regions of columns whose tiles are claimed in turn, one per thread
 };
 
 struct EmbedArgs {

@@ -365,6 +365,7 @@ void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const 
     args.column_tile = (int)column_tile;
     args.row_tiles = ceil_div(rows, row_tile);
     args.column_tiles = ceil_div(args.w.columns, column_tile);
+    args.streams = std::min<int64_t>(threads, args.column_tiles);
     tiles = args.row_tiles * args.column_tiles;
 }
 

@@ -33,8 +33,12 @@ void store_f32(const LinearArgs& args, int64_t row, int rows, int64_t column, in
 }  // namespace
 
 void linear_tile(const LinearArgs& args, int64_t tile_index) {
-    // Rows fastest: neighbouring tiles, claimed by different threads, then never write into one cache line.
-    const int64_t row_index = tile_index % args.row_tiles, column_index = tile_index / args.row_tiles;
+    // Tiles claimed one after the other, usually by different threads, never write into one cache line: rows go fastest, then
+    // one region of columns per thread, in which each thread also finds its weights in one sequence.
+    const int64_t row_index = tile_index % args.row_tiles, place = tile_index / args.row_tiles;
+    const int64_t region = place % args.streams, longer = args.column_tiles % args.streams;
+    const int64_t column_index =
+        region * (args.column_tiles / args.streams) + (region < longer ? region : longer) + place / args.streams;
     const int64_t row_begin = row_index * args.row_tile;
     const int rows = (int)(args.rows - row_begin < args.row_tile ? args.rows - row_begin : args.row_tile);
     alignas(64) float tile[kMaxRows * kColumnTile];
