@@ -242,7 +242,8 @@ def test_deltas_add_up_to_the_cumulative_output() -> None:
     parts: list[RequestOutput] = []
     for step in ("He", "llo €"[:4], "€", "wor", "z", "", "ld"):
         run.push(step)
-        parts.append(run.output("delta"))
+        if step:
+            parts.append(run.output("delta"))
     run.push([EOS], "stop")
     parts.append(run.output("delta"))
     whole = run.output("cumulative").outputs[0]
@@ -251,6 +252,25 @@ def test_deltas_add_up_to_the_cumulative_output() -> None:
     assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
     assert [entry for piece in pieces for entry in piece.logprobs or ()] == whole.logprobs
     assert parts[-1].finished
+
+
+def test_a_delta_says_what_is_new_once() -> None:
+    run = Run(n=2, temperature=1.0)
+
+    def delta() -> list[tuple[int, str, str | None]] | None:
+        output = run.state.output(run.processor.texts, "delta")
+        return output and [(each.index, each.text, each.finish_reason) for each in output.outputs]
+
+    assert delta() is None
+    run.push("ab", "length", index=0)
+    run.push("c", index=1)
+    assert delta() == [(0, "ab", "length"), (1, "c", None)]
+    assert delta() is None
+    run.push("d", index=1)
+    assert delta() == [(1, "d", None)]
+    run.push("", "stop", index=1)
+    assert delta() == [(1, "", "stop")]
+    assert delta() is None
 
 
 def test_logprobs_have_the_token_taken_first_and_ranks() -> None:

@@ -132,19 +132,18 @@ class LLM:
             self._outputs.add(state)
         try:
             seen = -1
-            while not state.finished:
+            while True:
                 with self._lock, _DeferredInterrupt():
-                    if state.finished:
-                        break
-                    self._step()
-                if state.num_tokens != seen and not state.finished:
-                    seen = state.num_tokens
-                    output = state.output(self._outputs.texts, output_kind)
-                    if output is not None:
-                        yield output
-            output = state.output(self._outputs.texts, output_kind)
-            if output is not None:
-                yield output
+                    if not state.finished:
+                        self._step()
+                if state.num_tokens == seen and not state.finished:
+                    continue
+                seen = state.num_tokens
+                output = state.output(self._outputs.texts, output_kind)
+                if output is not None:
+                    yield output
+                    if output.finished:
+                        return
         finally:
             with self._lock:
                 self._drop([state])

@@ -64,6 +64,7 @@ class _Sequence:
         "_detokenizer",
         "_include_stop",
         "_scanner",
+        "_sent_end",
         "_sent_text",
         "_sent_tokens",
         "_text",
@@ -95,6 +96,7 @@ class _Sequence:
         self._closed = False
         self._sent_tokens = 0
         self._sent_text = 0
+        self._sent_end = False
 
     def advance(self, samples: Sequence[SampledToken], reason: str | None, stop_reason: int | str | None) -> bool:
         """Take the tokens of a step; true when a stop string in their text ends the sequence."""
@@ -173,6 +175,7 @@ class _Sequence:
         if delta:
             token_ids, self._sent_tokens = token_ids[self._sent_tokens :], len(token_ids)
             text, self._sent_text = text[self._sent_text :], len(text)
+            self._sent_end = self.finish_reason is not None
         else:
             token_ids = token_ids.copy()
         return CompletionOutput(
@@ -187,7 +190,7 @@ class _Sequence:
 
     @property
     def unseen(self) -> bool:
-        return self._sent_tokens < len(self.token_ids) or self.finish_reason is not None
+        return self._sent_tokens < len(self.token_ids) or (self.finish_reason is not None and not self._sent_end)
 
 
 class RequestState:
@@ -261,6 +264,8 @@ class RequestState:
                 chosen = list(enumerate(ranked))
             else:
                 chosen = [(sequence.index, sequence) for sequence in self.sequences if not delta or sequence.unseen]
+                if not chosen:
+                    return None
             outputs = [sequence.completion(texts, index, delta, self._has_cumulative) for index, sequence in chosen]
             if self.prompt_samples is not None:
                 self.prompt_logprobs = [
