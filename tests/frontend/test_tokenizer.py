@@ -270,6 +270,8 @@ def test_dropout_is_turned_off(tmp_path: Path) -> None:
         ("tokenizer_config.json", {"bos_token": 5}),
         ("tokenizer_config.json", {"bos_token": {"content": ["a"]}}),
         ("tokenizer_config.json", {"bos_token": "x" * 5000}),
+        ("tokenizer_config.json", {"bos_token": "\ud800"}),
+        ("tokenizer_config.json", {"additional_special_tokens": ["a\udfff"]}),
         ("tokenizer_config.json", {"add_bos_token": "yes", "bos_token": "<bos>"}),
         ("tokenizer_config.json", {"add_bos_token": True}),
         ("tokenizer_config.json", {"additional_special_tokens": "<tool>"}),

@@ -374,6 +374,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     _check_size(file, _MAX_CONFIG_BYTES)
     try:
         value = json.loads(file.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # JSON can spell lone surrogates, which are not text
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file} is not valid JSON: {str(error)[:120]}") from error
     if not isinstance(value, dict):
