@@ -6,8 +6,30 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+
+#include <cstdlib>
+#include <cstring>
+#endif
 
 namespace octavo {
+
+#if defined(__SANITIZE_ADDRESS__)
+
+// From the heap, so that reading past the end, or between what was taken, is found.
+Region::Region(size_t bytes) : size_(bytes) {
+    if (posix_memalign(&base_, 64, bytes ? bytes : 1)) throw std::bad_alloc();
+    data_ = (uint8_t*)base_;
+    std::memset(data_, 0, bytes);
+}
+
+Region::~Region() {
+    ASAN_UNPOISON_MEMORY_REGION(data_, size_);
+    std::free(base_);
+}
+
+#else
 
 namespace {
 constexpr size_t kHugePage = size_t{2} << 20;
@@ -29,11 +51,17 @@ Region::Region(size_t bytes) : size_(bytes) {
 
 Region::~Region() { munmap(base_, mapped_); }
 
+#endif
+
 uint8_t* Region::take(size_t bytes) {
     const size_t begin = (used_ + 63) / 64 * 64;
     if (begin > size_ || bytes > size_ - begin)
         throw std::length_error("region of " + std::to_string(size_) + " bytes is full: " + std::to_string(bytes) + " wanted, " +
                                 std::to_string(size_ - used_) + " left");
+#if defined(__SANITIZE_ADDRESS__)
+    ASAN_POISON_MEMORY_REGION(data_ + used_, size_ - used_);
+    ASAN_UNPOISON_MEMORY_REGION(data_ + begin, bytes);
+#endif
     used_ = begin + bytes;
     return data_ + begin;
 }

@@ -17,19 +17,21 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
     }
     const float amax = max_lanes(largest);
     const vf inverse = splat(amax > kSmallest ? 127.0f / amax : 0.0f);
-    vu total = {};  // unsigned, as codes of numbers that are not finite may overflow
+    const vf largest_float = splat(3.4028234663852886e38f);
+    vi total = {};
     typedef int8_t vb __attribute__((vector_size(L)));
     for (int c = 0; c < group; c += L) {
-        vf rounded = load<vf>(x + c) * inverse + splat(12582912.0f);  // 1.5 * 2^23: round to nearest even
-        vi code = (vi)((vu)rounded - 0x4b400000u);
-        total += (vu)code;
+        vf v = load<vf>(x + c);
+        vf rounded = v * inverse + splat(12582912.0f);  // 1.5 * 2^23: round to nearest even
+        vi code = ((vi)rounded - 0x4b400000) & (vi)(vabs(v) <= largest_float);  // 0 for what is not finite: the scale tells
+        total += code;
         store(codes + c, __builtin_convertvector(code, vb));
     }
-    const uint32_t all = sum_lanes(total);
+    const int32_t all = (int32_t)sum_lanes((vu)total);
     const float s = any_lane(nan) ? __builtin_nanf("") : amax / 127.0f;
     *scale = s;
-    *sum = (int32_t)all;
-    *scaled_sum = s * (float)(int32_t)all;
+    *sum = all;
+    *scaled_sum = s * (float)all;
 }
 
 // Packed element (column, k) as a float, for the embedding.

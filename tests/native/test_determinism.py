@@ -114,10 +114,11 @@ CUTS = [[], [1], [64, 512], [17, 100, 511, 513], [3, 5, 8, 600], [*range(1, 1100
 @pytest.mark.parametrize("level", LEVELS)
 def test_attention_does_not_depend_on_how_a_sequence_is_cut(level: str, heads: Heads, kv_f32: bool) -> None:
     """Prefill in one step, in chunks, and token by token (the last ten), over other blocks and with 1 to 3 threads."""
-    n = 1100
+    n = 1100 if heads.q < 50 else 560
     x = np.random.default_rng(0).standard_normal((n, heads.width)).astype(np.float32)
     expected: Array | None = None
-    for i, cuts in enumerate(CUTS):
+    for i, ends in enumerate(CUTS):
+        cuts = [end for end in ends if end < n]
         attention = AttentionBench(
             level, heads, kv_f32=kv_f32, tokens=n, blocks=80, sequences=1, stride=70, threads=1 + i % 3
         )

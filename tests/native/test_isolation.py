@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo._native import Act, Epilogue
+from octavo._native import Act, Epilogue, Plan
 from tests.native.attention import AttentionBench, Heads, Piece
 from tests.native.harness import FORMS, LEVELS, Bench, Quantized, Shape, linear_bench, make_weight, random_input
 
@@ -46,6 +46,31 @@ def test_a_nan_is_not_lost_by_activations_or_int8(level: str, epilogue: Epilogue
         found = linear.out.read(5)
         assert np.isnan(found[2]).all()
         assert np.isfinite(np.delete(found, 2, axis=0)).all()
+
+
+@pytest.mark.parametrize("shape", [shape for shape in FORMS if shape.affine], ids=str)
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_bad_number_goes_through_quantisation_and_an_integer_linear(level: str, shape: Shape) -> None:
+    weight = make_weight(shape, 70, 96)
+    bench = Bench(level, 5)
+    x, quantized, out = bench.slot(Act.F32, 96), shape.slot(bench, 96), bench.slot(Act.F32, 70)
+
+    def add(plan: Plan) -> None:
+        plan.add_norm("norm", x.activation(), 96, None, None, 0.0, False, quantized.activation())
+        plan.add_linear("linear", weight.packed, quantized.activation(), None, Epilogue.Store, out.activation(), 70)
+
+    bench.add(add)
+    values = np.random.default_rng(0).standard_normal((5, 96)).astype(np.float32)
+    x.write(values)
+    bench.run()
+    expected = out.read(5)
+    for bad in BAD:
+        values[3, [0, 40, 41]] = bad
+        x.write(values)
+        bench.run()
+        found = out.read(5)
+        assert not np.isfinite(found[3]).any()
+        np.testing.assert_array_equal(found[[0, 1, 2, 4]], expected[[0, 1, 2, 4]])
 
 
 @pytest.mark.parametrize("level", LEVELS)

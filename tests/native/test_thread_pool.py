@@ -55,7 +55,7 @@ def many_steps(plan: Plan, steps: int) -> Array:
 
 
 def test_many_steps_have_equal_bits_with_1_to_4_threads() -> None:
-    steps = 1500
+    steps = 1000
     expected = many_steps(deep_plan(1), steps).view(np.uint32)
     assert np.isfinite(expected.view(np.float32)).all()
     for threads in (2, 3, 4):
