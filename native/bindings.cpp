@@ -197,6 +197,7 @@ void bind_plan(nb::module_& m) {
 }  // namespace octavo
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // a forked child that exits holds what its parent had: no fault of the user
     m.doc() = "octavo's native library: plans, kernels, weights and the sampler.";
     octavo::bind_weights(m);
     octavo::bind_sampler(m);
