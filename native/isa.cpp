@@ -2,6 +2,9 @@
 #include <stdexcept>
 
 #include "kernel_table.h"
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
@@ -20,13 +23,20 @@ namespace dotprod { extern const KernelTable table; }
 
 namespace {
 
+#if defined(__x86_64__) && defined(OCTAVO_HAS_v3)
+// Not every compiler's __builtin_cpu_supports knows this one.
+bool has_f16c() {
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+#endif
+
 std::vector<const KernelTable*> runnable() {
     std::vector<const KernelTable*> tables{&portable::table};
 #if defined(__x86_64__)
     __builtin_cpu_init();
 #ifdef OCTAVO_HAS_v3
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") &&
-        __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2") && has_f16c())
         tables.push_back(&v3::table);
 #endif
 #ifdef OCTAVO_HAS_v4

@@ -126,7 +126,6 @@ class Plan {
     std::vector<int32_t> positions_, slots_;
     std::vector<std::unique_ptr<WorkList>> work_;
     std::vector<float> partials_;
-    int64_t partial_slots_ = 0;
     std::unique_ptr<Region> scratch_;
     int64_t scratch_bytes_ = 0;
     int64_t blocks_ = 0, block_bytes_ = 0;

@@ -90,12 +90,24 @@ OCTAVO_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
+// Lane i gets the value of lane i ^ distance.
+template <class V>
+OCTAVO_INLINE V swap_lanes(V v, int distance) {
+#if defined(__clang__)  // shuffles by constants only, which this becomes one of when the distance is known
+    V swapped = v;
+    for (int i = 0; i < L; ++i) swapped[i] = v[i ^ distance];
+    return swapped;
+#else
+    vi lane;
+    for (int i = 0; i < L; ++i) lane[i] = i;
+    return __builtin_shuffle(v, lane ^ distance);
+#endif
+}
+
 // All lanes folded into one by halves, so the order depends on the vector width alone.
 template <class V, class Fold>
 OCTAVO_INLINE auto fold_lanes(V v, Fold&& fold) {
-    vi lane;
-    for (int i = 0; i < L; ++i) lane[i] = i;
-    for (int w = L / 2; w > 0; w /= 2) v = fold(v, __builtin_shuffle(v, lane ^ w));
+    for (int w = L / 2; w > 0; w /= 2) v = fold(v, swap_lanes(v, w));
     return v[0];
 }
 OCTAVO_INLINE float sum_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return a + b; }); }
@@ -108,6 +120,9 @@ OCTAVO_INLINE vf bf16_even(vu x) { return (vf)(x << 16); }
 OCTAVO_INLINE vf bf16_odd(vu x) { return (vf)(x & 0xffff0000u); }
 OCTAVO_INLINE vf dot2_bf16(vf acc, vu w, vu a) {
 #if defined(__AVX512BF16__)
+#if defined(__clang__) && __clang_major__ < 19
+    asm("" : "+v"(a));  // clang 16 crashes where it sees that bf16 lanes are all one number
+#endif
     return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)w);
 #else
     acc = fma(bf16_even(w), bf16_even(a), acc);
@@ -173,7 +188,7 @@ OCTAVO_INLINE void hadamard32(float* x) {
     for (int i = 0; i < L; ++i) lane[i] = i;
     for (int h = 1; h < L; h *= 2) {
         const vi upper = (vi)((lane & h) != 0);
-        for (int i = 0; i < N; ++i) v[i] = __builtin_shuffle(v[i], lane ^ h) + select(upper, -v[i], v[i]);
+        for (int i = 0; i < N; ++i) v[i] = swap_lanes(v[i], h) + select(upper, -v[i], v[i]);
     }
     for (int h = 1; h < N; h *= 2)
         for (int i = 0; i < N; ++i)
