@@ -247,6 +247,21 @@ def test_elementwise_operations_equal_numpy(level: str, kind: Elementwise) -> No
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_the_exponential_is_right_to_a_few_units_in_the_last_place(level: str) -> None:
+    """Far below zero silu is x e^x, whose relative error is the exponential's."""
+    x = np.linspace(-80, -18, 20001, dtype=np.float32)[None, :]
+    bench = Bench(level, 1)
+    a, out = bench.slot(Act.F32, x.size), bench.slot(Act.F32, x.size)
+    bench.add(
+        lambda p: p.add_elementwise("silu", Elementwise.Silu, a.activation(), None, x.size, 0.0, out.activation())
+    )
+    a.write(x)
+    bench.run()
+    expected = x.astype(np.float64) * np.exp(x.astype(np.float64))
+    assert np.abs(out.raw / expected - 1).max() < 2.5 * EPS
+
+
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("kind", [Elementwise.Silu, Elementwise.Gelu, Elementwise.GeluTanh, Elementwise.Softcap])
 def test_activations_keep_to_their_limits(level: str, kind: Elementwise) -> None:
     x = np.array([[-np.inf, -3e38, -1000, -89, -88, -0.0, 0, 1e-38, 88, 89, 1000, 3e38, np.nan]], np.float32)
