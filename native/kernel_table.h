@@ -29,8 +29,8 @@ struct KernelTable {
     void (*norm_row)(const NormArgs&, int64_t row);
     void (*rope_row)(const RopeArgs&, int64_t row);
     void (*attention_item)(const AttentionArgs&, const AttentionItem&, uint8_t* scratch);
-    // Merges `spans` partial states of each head of a token, kept at slot partial + (span * rows + row index) ... see attention.cpp
-    void (*attention_merge)(const AttentionArgs&, int64_t token, int partial, int spans, int64_t rows);
+    // Merges the states of a token's `spans` spans, kept from slot `partial` on as AttentionItem says; `tokens`: of its item.
+    void (*attention_merge)(const AttentionArgs&, int64_t token, int partial, int spans, int64_t tokens);
     void (*elementwise)(const ElementwiseArgs&, int64_t row);
     double (*peak_work)(PeakKind, int64_t iterations);                 // returns operations done
     double (*read_bandwidth_work)(const uint8_t* data, int64_t bytes);  // returns a checksum

@@ -495,7 +495,7 @@ void Plan::set_profiling(bool on) {
 }
 
 void Plan::count(const Operation& op, double seconds) {
-    // Layers are added up: "layer 3 qkv" counts as "qkv".
+    // Operations of one name, those of all layers, are added up.
     OperationProfile* entry = nullptr;
     for (auto& p : profile_)
         if (p.name == op.name) entry = &p;

@@ -10,7 +10,7 @@ void embed_row(const EmbedArgs& args, int64_t row);
 void norm_row(const NormArgs& args, int64_t row);
 void rope_row(const RopeArgs& args, int64_t row);
 void attention_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch);
-void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t rows);
+void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t tokens);
 void elementwise(const ElementwiseArgs& args, int64_t row);
 double peak_work(PeakKind kind, int64_t iterations);
 double read_bandwidth_work(const uint8_t* data, int64_t bytes);
