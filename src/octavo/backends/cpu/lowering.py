@@ -26,7 +26,6 @@ BLOCK_SIZE = 16
 HEAD_ROWS = 64
 _K_PAD = 32
 _MAX_HEAD_DIM = 512  # kMaxHeadDim in native/common.h
-_NO_ARRAY = None
 
 Float32Array = NDArray[np.float32]
 Requirement = tuple[Act, int, bool]  # form of activations, k per scale, rotated
@@ -264,7 +263,7 @@ class _Lowering:
         scale = self._vector(node.weight)
         if isinstance(node, ir.RmsNorm) and node.plus_one:
             scale = scale + np.float32(1.0)
-        bias = self._vector(node.bias) if isinstance(node, ir.LayerNorm) and node.bias is not None else _NO_ARRAY
+        bias = self._vector(node.bias) if isinstance(node, ir.LayerNorm) and node.bias is not None else None
         layer, gather = isinstance(node, ir.LayerNorm), node.x in self.gathered
         name = "head norm" if gather else "norm"
 
@@ -292,7 +291,7 @@ class _Lowering:
         else:
             columns, count = interleaved_columns(node.out_features[0])
         weight = self._pack(node.weights, columns, count)
-        bias = _NO_ARRAY
+        bias = None
         if any(item is not None for item in node.biases):
             bias = np.zeros(count, np.float32)
             for item, places in zip(node.biases, columns, strict=True):
@@ -345,11 +344,11 @@ class _Lowering:
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
         out = self.held[node.output][_F32] = self._buffer(_F32, node.q_heads * node.head_dim)
-        q_norm = _NO_ARRAY if node.q_norm is None else self._vector(node.q_norm)
-        k_norm = _NO_ARRAY if node.k_norm is None else self._vector(node.k_norm)
+        q_norm = None if node.q_norm is None else self._vector(node.q_norm)
+        k_norm = None if node.k_norm is None else self._vector(node.k_norm)
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
         dim = 0 if node.rope is None else node.rope.dim
-        cos, sin = (_NO_ARRAY, _NO_ARRAY) if node.rope is None else self._tables(node.rope)
+        cos, sin = (None, None) if node.rope is None else self._tables(node.rope)
         self._emit(
             (qkv, q),
             lambda plan, _: plan.add_rope(
