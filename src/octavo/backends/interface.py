@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -56,9 +58,11 @@ class StepBatch:
     destination is the source or the destination of another copy, so the order does not matter."""
 
 
-@dataclass(slots=True, eq=False)
-class SampledToken:
-    """A token and its raw log-probability: one that was sampled, or a prompt token that was scored."""
+class SampledToken(msgspec.Struct, array_like=True, eq=False):
+    """A token and its raw log-probability: one that was sampled, or a prompt token that was scored.
+
+    A msgspec struct, since it goes from the engine's process to the front end's as it is.
+    """
 
     token: int
     logprob: float

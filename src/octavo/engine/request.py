@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
 import numpy as np
+
+from octavo.backends.interface import SampledToken
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from octavo.backends.interface import SampledToken
     from octavo.sampling.params import SamplingParams
 
 __all__ = ["EngineRequest", "FinishReason", "SequenceOutput"]
@@ -43,9 +45,8 @@ class EngineRequest:
     seed: int | None = None
 
 
-@dataclass(slots=True, eq=False)
-class SequenceOutput:
-    """What one step did to one sequence of a request.
+class SequenceOutput(msgspec.Struct, array_like=True, eq=False):
+    """What one step did to one sequence of a request. It crosses to the front end's process as it is.
 
     ``new_tokens`` includes the stop token that ended the sequence. ``prompt_logprobs`` comes once, with the first token
     of sequence 0: one entry per prompt token, None for the first. ``num_cached_tokens`` counts the prompt tokens that
