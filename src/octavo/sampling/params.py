@@ -202,9 +202,21 @@ class SamplingParams:
         return copy
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Parameters from a mapping such as a JSON object; a name that is not a field is refused."""
-        return cls(**dict(values))
+    def from_mapping(
+        cls, values: Mapping[str, Any], bad_words_ids: Sequence[Sequence[int]] | None = None
+    ) -> SamplingParams:
+        """Parameters from a mapping such as a JSON object; a name that is not a field is refused.
+
+        ``bad_words_ids`` are the bad words tokenised before, by ``with_bad_words_ids``.
+        """
+        made = cls(**dict(values))
+        if bad_words_ids is not None:
+            object.__setattr__(made, "bad_words_ids", tuple(tuple(word) for word in bad_words_ids))
+        return made
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as ``from_mapping`` takes them."""
+        return {name: value for name in _FIELD_NAMES if (value := getattr(self, name)) != _DEFAULTS[name]}
 
     def with_bad_words_ids(self, tokenizer: WordEncoder) -> SamplingParams:
         """A copy whose bad words are tokenised; itself when there are none or it is done.
@@ -359,3 +371,4 @@ def _logit_bias(value: object) -> dict[int, float] | None:
 
 
 _FIELD_NAMES = frozenset(item.name for item in fields(SamplingParams) if item.init)
+_DEFAULTS = {item.name: item.default for item in fields(SamplingParams) if item.init}
