@@ -1,0 +1,49 @@
+"""What every handler shares: the engine, the options, the names the model is served under."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.server.failures import Failure, Kind
+
+if TYPE_CHECKING:
+    from octavo.frontend.async_llm import AsyncLLM
+    from octavo.server.call import Call
+    from octavo.server.options import ServerOptions
+
+__all__ = ["Serving"]
+
+
+def _created() -> int:
+    return int(time.time())
+
+
+@dataclass(kw_only=True)
+class Serving:
+    """One model being served. ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM.
+
+    ``calls`` holds the calls that are being answered by their request id.
+    """
+
+    llm: AsyncLLM
+    options: ServerOptions
+    model_names: list[str]
+    version: str
+    observer: Any = None
+    created: int = field(default_factory=_created)
+    draining: bool = False
+    calls: dict[str, set[Call]] = field(default_factory=dict)
+
+    def check_model(self, name: str | None) -> str:
+        """The name a request gets its answer under: the one it asked for, or the first when it named none.
+
+        A name that is not served is a Failure of kind not_found.
+        """
+        if name is None or name == "":
+            return self.model_names[0]
+        if name not in self.model_names:
+            message = f"The model `{name}` does not exist."
+            raise Failure(Kind.not_found, message, param="model", code="model_not_found")
+        return name
