@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,17 +14,18 @@ from octavo.engine.block_pool import BlockPool
 from octavo.engine.config import EngineConfig
 from octavo.engine.integrity import check_engine
 from octavo.engine.prefix_index import root_digest
-from octavo.engine.request import EngineRequest, SequenceOutput
+from octavo.engine.request import EngineRequest, ProducedSequence, SequenceOutput
 from octavo.engine.scheduler import Scheduler
 from octavo.engine.sequence import FINISHED, HELD, Group, Sequence
 from octavo.engine.stats import Counters, EngineStats
+from octavo.engine.validation import checked_ids, checked_limit, checked_produced
 from octavo.errors import CapacityError, ConfigError, EngineDeadError, ParameterError
 from octavo.sampling.rows import RowSampling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Engine", "EngineConfig", "EngineRequest", "EngineStats", "RowFactory", "SequenceOutput"]
+__all__ = ["Engine", "EngineConfig", "EngineRequest", "EngineStats", "ProducedSequence", "RowFactory", "SequenceOutput"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +71,14 @@ class Engine:
         self._batch = StepBatch()
         self._batch.copies = self.scheduler.copies
         self._arrivals = 0
+        self._unfinished = 0  # sequences
+        self._paused = 0  # of those, sequences of paused requests
+        # Of the last step.
         self._step_tokens = 0
+        self._step_decode_tokens = 0
+        self._schedule_seconds = 0.0
+        self._execute_seconds = 0.0
+        self._process_seconds = 0.0
 
     # -- requests
 
@@ -83,8 +92,15 @@ class Engine:
             raise ParameterError(
                 "priority", request.priority, f"0 with the scheduling policy {self.config.policy} (or choose priority)"
             )
-        prompt = self._checked_prompt(request)
-        limit = self._checked_limit(request, len(prompt))
+        prompt = checked_ids("prompt_ids", request.prompt_ids, self.backend.vocab_size)
+        if prompt.size == 0:
+            raise ParameterError("prompt_ids", f"shape {prompt.shape}", "a list of at least one token id")
+        try:
+            limit = checked_limit(self.config, params.max_tokens, prompt.size)
+        except CapacityError:
+            self.counters.refused += 1
+            raise
+        outputs = checked_produced(request, prompt.size, limit, self.backend.vocab_size)
         seed = params.seed if params.seed is not None else request.seed
         if seed is None:
             seed = secrets.randbits(63)
@@ -96,70 +112,41 @@ class Engine:
             seq = Sequence(group, index, rank, limit, self.config.block_size)
             seq.status = HELD
             group.sequences.append(seq)
-        # The first row is made here, so that sampling parameters the model cannot honour are refused at once.
-        group.sequences[0].row = self._make_row(group.sequences[0])
-        group.unfinished = len(group.sequences)
+        live = self._restore(group, outputs)
+        first = live[0]
+        if first.row is None:
+            # Made here, so that sampling parameters the model cannot honour are refused at once.
+            first.row = self._make_row(first)
+        group.unfinished = len(live)
+        self._unfinished += len(live)
         self._groups[request_id] = group
-        self.scheduler.add(group.sequences[0])
+        if first.index == 0 and first.num_outputs == 0:
+            self.scheduler.add(first)
+        else:
+            self.scheduler.release_held(live)
+
+    def _restore(self, group: Group, outputs: list[NDArray[np.int32]]) -> list[Sequence]:
+        """Put each sequence where another engine left it, if one did; the sequences that have not finished."""
+        produced = group.request.produced
+        if not produced:
+            return group.sequences
+        live = []
+        for seq, before, output in zip(group.sequences, produced, outputs, strict=True):
+            if output.size:
+                group.num_cached_tokens = 0  # reported with the first token
+            if before.finished:
+                seq.status = FINISHED
+                continue
+            live.append(seq)
+            if output.size:
+                seq.restore(output)
+                seq.row = self._make_row(seq)
+                seq.row.reset(output.tolist())
+        return live
 
     def _make_row(self, seq: Sequence) -> RowSampling:
         group = seq.group
         return self._row_factory(group.request, group.prompt, group.seed, seq.index, self.backend.vocab_size)
-
-    def _checked_prompt(self, request: EngineRequest) -> NDArray[np.int32]:
-        try:
-            given = np.asarray(request.prompt_ids)
-            prompt = given.astype(np.int32)
-        except (ValueError, TypeError, OverflowError):
-            raise ParameterError("prompt_ids", request.prompt_ids, "a list of token ids") from None
-        if prompt.ndim != 1 or prompt.size == 0:
-            raise ParameterError("prompt_ids", f"shape {prompt.shape}", "a list of at least one token id")
-        if given.dtype.kind not in "iu":
-            raise ParameterError("prompt_ids", f"type {given.dtype}", "integer token ids")
-        vocab = self.backend.vocab_size
-        low, high = int(given.min()), int(given.max())
-        if low < 0 or high >= vocab:
-            wrong = low if low < 0 else high
-            raise ParameterError(
-                "prompt_ids", wrong, f"below {vocab}", f"Token id {wrong} is out of vocabulary (0 to {vocab - 1})"
-            )
-        return prompt
-
-    def _checked_limit(self, request: EngineRequest, prompt_len: int) -> int:
-        """The length at which a sequence of the request ends, if the KV cache can ever hold one that long.
-
-        The last token needs no place: its keys and values are never read. Without ``max_tokens`` an answer may be as
-        long as both the model and the KV cache allow.
-        """
-        config = self.config
-        size = config.block_size
-        longest = config.max_model_len
-        pool = config.num_blocks * size
-        max_tokens = request.params.max_tokens
-        if max_tokens is None:
-            limit = max(min(longest, pool + 1), prompt_len + 1)
-        else:
-            limit = min(longest, prompt_len + max_tokens)
-        if prompt_len + 1 > longest:
-            self.counters.refused += 1
-            raise CapacityError(
-                f"the prompt has {prompt_len} tokens and leaves no room for an answer: max_model_len is {longest} "
-                f"(KV cache: {pool} tokens); shorten the prompt to {longest - 1} tokens or raise max_model_len",
-                needed=prompt_len + 1,
-                available=longest,
-                unit="tokens",
-            )
-        needed = -(-(limit - 1) // size)
-        if needed > config.num_blocks:
-            self.counters.refused += 1
-            raise CapacityError(
-                f"the request needs up to {limit - 1} tokens ({needed} blocks of {size}), the KV cache holds {pool} "
-                f"({config.num_blocks} blocks) and max_model_len is {longest}; shorten the prompt ({prompt_len} "
-                f"tokens), lower max_tokens or enlarge the KV cache",
-                needed=needed,
-                available=config.num_blocks,
-            )
-        return limit
 
     def abort(self, request_id: str) -> list[SequenceOutput]:
         """End a request now: its blocks are free when this returns. The last outputs of its unfinished sequences.
@@ -184,9 +171,37 @@ class Engine:
         self._end(group.sequences[index], reason)
         return True
 
+    def pause(self, request_id: str) -> bool:
+        """Take a request out of the batch until `resume`; false when it is paused already, unknown or finished.
+
+        Its blocks are free when this returns; the full ones stay in the prefix index as long as there is room. It
+        keeps its place in the order, and goes on later with the tokens it would have had without the pause.
+        """
+        group = self._groups.get(request_id)
+        if group is None or group.paused_at >= 0:
+            return False
+        self.scheduler.pause(group)
+        self._paused += group.unfinished
+        self.counters.pauses += 1
+        return True
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused request run again; false when it is not paused."""
+        group = self._groups.get(request_id)
+        if group is None or group.paused_at < 0:
+            return False
+        self.scheduler.resume(group)
+        self._paused -= group.unfinished
+        return True
+
+    @property
+    def started(self) -> list[str]:
+        """The requests whose first sequence was scheduled for the first time in the last step. Valid until the next."""
+        return self.scheduler.started
+
     def has_work(self) -> bool:
-        """Whether any request is unfinished."""
-        return bool(self._groups)
+        """Whether any request is unfinished and not paused."""
+        return self._unfinished > self._paused
 
     def _end(self, seq: Sequence, reason: str) -> None:
         self.scheduler.remove(seq)
@@ -195,6 +210,9 @@ class Engine:
         finished[reason] = finished.get(reason, 0) + 1
         group = seq.group
         group.unfinished -= 1
+        self._unfinished -= 1
+        if group.paused_at >= 0:
+            self._paused -= 1
         if group.unfinished == 0:
             del self._groups[seq.request_id]
         elif seq.index == 0:
@@ -208,10 +226,11 @@ class Engine:
         When the back end raises, the sequences of the step give their blocks back and wait to be computed again, and
         the error goes on to the caller.
         """
+        begin = perf_counter()
         scheduler = self.scheduler
         scheduled = scheduler.schedule()
         if not scheduled:
-            if self._groups:
+            if self.has_work():
                 raise EngineDeadError("the scheduler found nothing to run although requests are unfinished")
             return []
         batch = self._batch
@@ -225,21 +244,30 @@ class Engine:
                 seq.row = item.row = self._make_row(seq)
             tokens += item.count
             work.append(item)
+        ready = perf_counter()
         try:
             result = self.backend.execute(batch)
         except BaseException:
             scheduler.abandon_step()
             raise
+        executed = perf_counter()
+        scheduler.end_step()
+        outputs = self._take(scheduled, result)
+        decodes = scheduler.decodes
+        if self.config.debug and not self._groups:
+            self._check_idle()
         counters = self.counters
         counters.steps += 1
         counters.computed_tokens += tokens
-        self._step_tokens = tokens
-        scheduler.end_step()
-        outputs = self._take(scheduled, result)
+        counters.prefill_tokens += tokens - decodes
         counters.generated_tokens += len(outputs)
-        counters.prefill_tokens += tokens - len(outputs)
-        if self.config.debug and not self._groups:
-            self._check_idle()
+        self._step_tokens = tokens
+        self._step_decode_tokens = decodes
+        end = perf_counter()
+        self._schedule_seconds = ready - begin
+        self._execute_seconds = executed - ready
+        self._process_seconds = end - executed
+        counters.busy_seconds += end - begin
         return outputs
 
     def _take(self, scheduled: list[Sequence], result: StepOutput) -> list[SequenceOutput]:
@@ -323,7 +351,8 @@ class Engine:
         running = len(self.scheduler.running)
         return EngineStats(
             running=running,
-            waiting=sum(group.unfinished for group in self._groups.values()) - running,
+            waiting=self._unfinished - self._paused - running,
+            paused=self._paused,
             num_blocks=pool.num_blocks,
             block_size=size,
             referenced_blocks=pool.num_referenced,
@@ -334,12 +363,26 @@ class Engine:
             allocated_slots=allocated,
             used_slots=allocated - unused,
             step_tokens=self._step_tokens,
+            step_prefill_tokens=self._step_tokens - self._step_decode_tokens,
+            step_decode_tokens=self._step_decode_tokens,
+            schedule_seconds=self._schedule_seconds,
+            execute_seconds=self._execute_seconds,
+            process_seconds=self._process_seconds,
             counters=self.counters,
         )
 
     def check(self) -> list[str]:
         """Compare the pool, the index and the tables with what the sequences hold; every contradiction, in words."""
-        return check_engine(self._groups.values(), self.scheduler)
+        problems = check_engine(self._groups.values(), self.scheduler)
+        groups = self._groups.values()
+        unfinished = sum(group.unfinished for group in groups)
+        paused = sum(group.unfinished for group in groups if group.paused_at >= 0)
+        if (self._unfinished, self._paused) != (unfinished, paused):
+            problems.append(
+                f"{self._unfinished} sequences are counted as unfinished and {self._paused} of them as paused; "
+                f"there are {unfinished} and {paused}"
+            )
+        return problems
 
     def _check_idle(self) -> None:
         """Report contradictions and start over with an empty cache: serving goes on."""
@@ -347,5 +390,7 @@ class Engine:
         if problems:
             _log.error("the KV cache was inconsistent and has been reset: %s", "; ".join(problems[:20]))
             self.pool = BlockPool(self.config.num_blocks)
+            started = self.scheduler.started
             self.scheduler = Scheduler(self.config, self.pool, self.counters)
+            self.scheduler.started = started
             self._batch.copies = self.scheduler.copies

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.sequence import FINISHED, HELD, RUNNING, WAITING, Group, Sequence
+from octavo.engine.sequence import FINISHED, HELD, PAUSED, RUNNING, WAITING, Group, Sequence
 
 __all__ = ["check_engine"]
 
@@ -36,8 +36,11 @@ def _check_queues(sequences: list[Sequence], scheduler: Scheduler, problems: lis
         if expected != found:
             problems.append(f"{name} sequences are {expected}, the scheduler has {found}")
     for seq in sequences:
-        if seq.status == HELD and seq.group.sequences[0].status not in (WAITING, RUNNING):
+        if seq.status == HELD and seq.group.sequences[0].status == FINISHED:
             problems.append(f"{_name(seq)} is held although sequence 0 has ended")
+        paused = seq.group.paused_at >= 0
+        if seq.status in ((WAITING, RUNNING) if paused else (PAUSED,)):
+            problems.append(f"{_name(seq)} and its request do not agree on whether it is paused")
     if len(scheduler.running) > scheduler.max_running:
         problems.append(f"{len(scheduler.running)} sequences run, {scheduler.max_running} may")
 

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 
     from octavo.sampling.params import SamplingParams
 
-__all__ = ["EngineRequest", "FinishReason", "SequenceOutput"]
+__all__ = ["EngineRequest", "FinishReason", "ProducedSequence", "SequenceOutput"]
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class ProducedSequence(msgspec.Struct, array_like=True, eq=False):
+    """What a sequence had come to in an engine that was lost: its output so far, and whether it had finished."""
+
+    token_ids: Sequence[int] = ()
+    finished: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -28,10 +35,15 @@ class EngineRequest:
 
     ``adapter`` names the exact *version* of the adapter that runs (never a name that can be loaded again with other
     weights) and ``cache_salt`` separates users: cached prefixes are shared only where both are equal. ``seed`` is used
-    when ``params.seed`` is None; without either the engine draws one.
+    when ``params.seed`` is None; without either the engine draws one. ``tenant`` is whom the policy ``fair`` counts the
+    request for.
 
     Positions served from the prefix cache have no logits, so with ``params.prompt_logprobs`` sequence 0 reads no cached
     prefix (but its blocks can be read by others).
+
+    ``produced`` has one entry for each of the sequences of a request that another engine began. They go on after these
+    tokens as they would have there, bit by bit, given the same prompt, parameters and seed; finished ones are not run.
+    What came with the first token of sequence 0 (prompt log-probabilities, cached tokens) does not come again.
     """
 
     request_id: str
@@ -43,6 +55,8 @@ class EngineRequest:
     cache_salt: str | None = None
     adapter: str | None = None
     seed: int | None = None
+    tenant: str | None = None
+    produced: Sequence[ProducedSequence] = ()
 
 
 class SequenceOutput(msgspec.Struct, array_like=True, eq=False):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.config import EngineConfig
-from octavo.engine.sequence import FINISHED, HELD, RUNNING, WAITING, Sequence
+from octavo.engine.sequence import FINISHED, HELD, PAUSED, RUNNING, WAITING, Group, Sequence
 from octavo.engine.stats import Counters
 from octavo.engine.waiting import WaitingQueue, by_rank
 
@@ -52,6 +52,8 @@ class Scheduler:
         self.waiting = WaitingQueue()
         self.running: list[Sequence] = []  # in rank order: the last one is the first to be preempted
         self.scheduled: list[Sequence] = []
+        self.started: list[str] = []  # requests admitted for the first time in this step
+        self.decodes = 0  # sequences of this step that had one token left to compute when it began
         self.copies: list[tuple[int, int]] = []
         # The running sequence that is going to compute the block of a digest.
         self.inflight: dict[bytes, Sequence] = {}
@@ -72,6 +74,8 @@ class Scheduler:
         """Choose the work of the next step and set the work objects; the list returned is valid until the next call."""
         scheduled = self.scheduled
         scheduled.clear()
+        if self.started:
+            self.started = []  # the list before belongs to whoever took it
         if self.copies:
             self.copies.clear()
             self._copied.clear()
@@ -99,6 +103,7 @@ class Scheduler:
             else:
                 prefills.append(seq)
             position += 1
+        self.decodes = len(scheduled)
         cut: list[Sequence] = []
         left = len(prefills)
         for seq in prefills:
@@ -144,10 +149,15 @@ class Scheduler:
     # -- sequences coming and going
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence."""
-        seq.status = WAITING
-        seq.queued_at = self.counters.admissions
-        self.waiting.add(seq)
+        """Queue a sequence, at once or when its request is resumed."""
+        paused_at = seq.group.paused_at
+        if paused_at >= 0:
+            seq.status = PAUSED
+            seq.queued_at = paused_at
+        else:
+            seq.status = WAITING
+            seq.queued_at = self.counters.admissions
+            self.waiting.add(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Forget a sequence wherever it is; its blocks are free at once."""
@@ -156,6 +166,31 @@ class Scheduler:
         elif seq.status == WAITING:
             self.waiting.remove(seq)
         seq.status = FINISHED
+
+    def pause(self, group: Group) -> None:
+        """Take the sequences of a request out of the batch and the queue; their full blocks stay in the index."""
+        group.paused_at = self.counters.admissions
+        for seq in group.sequences:
+            if seq.status == RUNNING:
+                self._stop_running(seq)
+            elif seq.status == WAITING:
+                self.waiting.remove(seq)
+            else:
+                continue
+            seq.status = PAUSED
+
+    def resume(self, group: Group) -> None:
+        """Queue the sequences of a paused request where their rank says. The pause does not count as waiting."""
+        pause = self.counters.admissions - group.paused_at
+        group.paused_at = -1
+        for seq in group.sequences:
+            if seq.status == PAUSED:
+                seq.status = WAITING
+                seq.deferrals = 0
+                seq.queued_at += pause
+                if seq.blocked_since >= 0:
+                    seq.blocked_since += pause
+                self.waiting.add(seq)
 
     def _stop_running(self, seq: Sequence) -> None:
         running = self.running
@@ -427,6 +462,7 @@ class Scheduler:
         group = seq.group
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = plan.start
+            self.started.append(seq.request_id)
             if self._caching:
                 counters.prefix_queries += seq.prompt_len
                 counters.prefix_hits += plan.start

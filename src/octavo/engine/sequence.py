@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from octavo.engine.request import EngineRequest
     from octavo.sampling.rows import RowSampling
 
-__all__ = ["FINISHED", "HELD", "RUNNING", "WAITING", "Group", "Sequence"]
+__all__ = ["FINISHED", "HELD", "PAUSED", "RUNNING", "WAITING", "Group", "Sequence"]
 
-HELD, WAITING, RUNNING, FINISHED = range(4)  # held: not to be scheduled before sequence 0 has computed the prompt
+# Held: not to be scheduled before sequence 0 has computed the prompt. Paused: not before the request is resumed.
+HELD, WAITING, RUNNING, FINISHED, PAUSED = range(5)
 
 
 class Group:
     """The sequences of one request: one for each answer, all with the same prompt."""
 
-    __slots__ = ("num_cached_tokens", "prompt", "request", "root", "seed", "sequences", "unfinished")
+    __slots__ = ("num_cached_tokens", "paused_at", "prompt", "request", "root", "seed", "sequences", "unfinished")
 
     def __init__(self, request: EngineRequest, prompt: NDArray[np.int32], root: bytes, seed: int) -> None:
         self.request = request
@@ -34,6 +35,7 @@ class Group:
         self.sequences: list[Sequence] = []
         self.unfinished = 0
         self.num_cached_tokens = -1  # until first admitted
+        self.paused_at = -1  # admissions counted when it was paused; -1 while it is not
 
 
 class Sequence:
@@ -127,6 +129,14 @@ class Sequence:
             self.table = np.zeros(self.most_blocks, dtype=np.int32)
             self.work = SequenceWork(tokens, self.table)
         return self.work
+
+    def restore(self, output: NDArray[np.int32]) -> None:
+        """Make this a sequence that was preempted after this output; its prompt needs no log-probabilities again."""
+        self.materialise()
+        self.num_tokens = self.prompt_len + output.size
+        self.tokens[self.prompt_len : self.num_tokens] = output
+        self.scoring = False
+        self.scores = None
 
     def chain(self, count: int, block_size: int) -> list[bytes]:
         """The digests of at least the first ``count`` blocks, which must be full of known tokens."""
