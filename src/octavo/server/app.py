@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import logging
 import re
 from typing import Any
@@ -31,10 +30,13 @@ def build_app(serving: Serving) -> ASGIApp:
     """The application with the endpoints of every dialect."""
     endpoints = list(health.endpoints(serving))
     for name in _SOURCES:
-        if importlib.util.find_spec(name) is not None:
+        try:
             make = getattr(importlib.import_module(name), "endpoints", None)
-            if make is not None:
-                endpoints.extend(make(serving))
+        except ImportError:
+            _log.exception("%s brings no endpoints", name)
+            continue
+        if make is not None:
+            endpoints.extend(make(serving))
     return App(serving, endpoints)
 
 

@@ -81,9 +81,9 @@ class Call:
             if media_type != "application/json" and not media_type.endswith("+json"):
                 message = f"The body must be application/json, got {media_type[:100]}."
                 raise Failure(Kind.unsupported_media, message)
-        decoder: msgspec.json.Decoder[T] = _decoder(type_)  # type: ignore[arg-type]  # a type can be hashed
+        decoder: msgspec.json.Decoder[T] = _decoder(type_)  # type: ignore[arg-type]  # types can be hashed
 
-    return decoder.decode(await self.body())
+        return decoder.decode(await self.body())
 
     async def body(self) -> bytes:
         """The body as it came; a Failure when it is larger than ``max_body_bytes`` or takes too long to come."""
