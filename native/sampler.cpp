@@ -7,17 +7,16 @@
 #include <cstring>
 #include <limits>
 
+#include "green_list.h"
+#include "selection.h"
+
 namespace octavo {
 namespace {
 
 typedef float f4 __attribute__((vector_size(16)));
 typedef int32_t i4 __attribute__((vector_size(16)));
 
-constexpr int64_t kBlockSize = 64;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
-
-inline int64_t block_count(int64_t n) { return (n + kBlockSize - 1) / kBlockSize; }
 
 inline f4 load(const float* p) {
     f4 v;
@@ -143,47 +142,6 @@ float sum_block(const float* e) {
     return sum_lanes(sums[0], sums[1], sums[2], sums[3]);
 }
 
-// Ascending keys are descending logits, ties by ascending id. Adding 0 makes -0 equal to 0.
-inline uint64_t order_key(float logit, int64_t id) {
-    uint32_t bits = std::bit_cast<uint32_t>(logit + 0.0f);
-    uint32_t descending = bits & 0x80000000u ? bits : ~bits & 0x7fffffffu;
-    return (uint64_t)descending << 32 | (uint32_t)id;
-}
-inline int64_t key_id(uint64_t key) { return (int64_t)(key & 0xffffffffu); }
-
-// A floor that at least k logits reach: the k-th largest block maximum, or for larger k a bin edge of a histogram.
-float floor_of(const float* x, int64_t n, int64_t k, const float* block_max, float* maxima, uint32_t* histogram) {
-    int64_t blocks = block_count(n);
-    if (k <= blocks) {
-        std::copy(block_max, block_max + blocks, maxima);
-        std::nth_element(maxima, maxima + (k - 1), maxima + blocks, std::greater<float>());
-        return maxima[k - 1];
-    }
-    constexpr int kShift = 20;
-    std::fill(histogram, histogram + 4096, 0u);
-    for (int64_t i = 0; i < n; ++i) ++histogram[order_key(x[i], 0) >> 32 >> kShift];
-    int64_t seen = 0;
-    uint32_t bin = 0;
-    while ((seen += histogram[bin]) < k) ++bin;
-    // The smallest logit whose key falls in this bin.
-    uint32_t last = (bin << kShift) | ((1u << kShift) - 1);
-    float edge = std::bit_cast<float>(last & 0x80000000u ? last : ~last & 0x7fffffffu);
-    return edge == edge ? edge : -kInfinity;
-}
-
-// Keys of all logits that reach `floor`, in order of id; returns how many.
-int64_t gather(const float* x, int64_t n, float floor, const float* block_max, uint64_t* keys) {
-    int64_t count = 0;
-    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
-        if (!(block_max[b] >= floor)) continue;
-        for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i) {
-            keys[count] = order_key(x[i], i);
-            count += x[i] >= floor;
-        }
-    }
-    return count;
-}
-
 // 1 + how many logits come before the token: larger ones, and equal ones of lower id.
 int64_t rank_of(const float* x, int64_t n, int64_t token, const float* block_max) {
     float value = x[token];
@@ -201,62 +159,6 @@ int64_t rank_of(const float* x, int64_t n, int64_t token, const float* block_max
         before += counts[0] + counts[1] + counts[2] + counts[3];
     }
     return before + 1;
-}
-
-// An element of a weighted selection: its key in the high half, its mass (float bits) in the low half.
-inline uint64_t weighted(uint32_t key, float mass) { return (uint64_t)key << 32 | std::bit_cast<uint32_t>(mass); }
-inline float mass_of(uint64_t item) { return std::bit_cast<float>((uint32_t)item); }
-
-struct Crossing {
-    uint32_t key = 0;       // the key at which the mass of all smaller or equal keys reaches the target
-    double before = 0.0;    // the mass of all smaller keys
-    int64_t ties = 0;       // elements with this very key
-    bool found = false;
-};
-
-// Finds the crossing by three histograms over ever lower bits of the key: `visit(f)` calls f(key, mass) for every element.
-template <typename Visit>
-Crossing find_crossing(double target, double* bins, uint64_t* items, const Visit& visit) {
-    constexpr int kBins = 2048;
-    Crossing result;
-    auto cross = [&](int bin_count) {
-        for (int bin = 0; bin < bin_count; ++bin) {
-            if (bins[bin] > 0.0 && result.before + bins[bin] >= target) return bin;
-            result.before += bins[bin];
-        }
-        return -1;
-    };
-    std::fill(bins, bins + kBins, 0.0);
-    visit([&](uint32_t key, float mass) { bins[key >> 20] += mass; });
-    int high = cross(kBins);
-    if (high < 0) return result;
-    int64_t count = 0;
-    visit([&](uint32_t key, float mass) {
-        items[count] = weighted(key, mass);
-        count += (int)(key >> 20) == high;
-    });
-    int shift = 10;
-    for (; shift >= 0; shift -= 10) {
-        std::fill(bins, bins + 1024, 0.0);
-        for (int64_t i = 0; i < count; ++i) bins[items[i] >> (32 + shift) & 1023] += mass_of(items[i]);
-        int bin = cross(1024);
-        // The sums of a bin and of its parts may differ in the last bits: the crossing is then at the last part.
-        if (bin < 0) {
-            for (bin = 1023; bin > 0 && bins[bin] == 0.0;) --bin;
-            result.before -= bins[bin];
-        }
-        int64_t kept = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            uint64_t item = items[i];
-            items[kept] = item;
-            kept += (int)(item >> (32 + shift) & 1023) == bin;
-        }
-        count = kept;
-    }
-    result.key = (uint32_t)(items[0] >> 32);
-    result.ties = count;
-    result.found = true;
-    return result;
 }
 
 }  // namespace
@@ -297,6 +199,7 @@ struct Sampler::Worker {
         ids = std::make_unique_for_overwrite<int32_t[]>(padded);
         bins = std::make_unique_for_overwrite<double[]>(2048);
         histogram = std::make_unique_for_overwrite<uint32_t[]>(4096);
+        green = std::make_unique<GreenList>(vocab);
     }
     std::unique_ptr<float[]> exps, raw, compact, distance;
     std::unique_ptr<float[]> block_max, raw_block_max, block_sum, maxima;
@@ -304,6 +207,7 @@ struct Sampler::Worker {
     std::unique_ptr<int32_t[]> ids;
     std::unique_ptr<double[]> bins;
     std::unique_ptr<uint32_t[]> histogram;
+    std::unique_ptr<GreenList> green;
 };
 
 Sampler::Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers)
@@ -329,6 +233,12 @@ bool Sampler::valid(const SampleRecord& r) const noexcept {
         if (!(r.temperature > 1e-6f && r.temperature < 1e30f && r.top_p > 0.0f && r.typical_p > 0.0f)) return false;
         if (!(r.min_p >= 0.0f && r.min_p <= 1.0f) || r.top_k < 0) return false;
     }
+    if (r.green_count < 0 || r.green_count > vocab_ || r.previous < -1 || r.previous >= vocab_) return false;
+    if (r.green_count > 0 && !(r.green_delta > 0.0f && r.green_delta < 1e30f)) return false;
+    return lists_valid(r);
+}
+
+bool Sampler::lists_valid(const SampleRecord& r) const noexcept {
     for (int32_t count : {r.bias_count, r.allowed_count, r.banned_count, r.penalty_count})
         if (count < 0) return false;
     if (r.allowed_count > vocab_) return false;
@@ -386,18 +296,24 @@ void Sampler::report_top(const SampleRecord& r, const float* x, double log_sum, 
 
 // What is left to draw from: exps of logits, over the whole vocabulary or over `ids`; 0 where a rule has taken a token out.
 struct Sampler::Choices {
-    const float* logits;
-    const int32_t* ids;  // null: the whole vocabulary
-    int64_t n;
+    const float* row;  // the logits of the whole vocabulary
     float maximum, scale;
     float* exps;
     float* block_sum;
-    double total;
+    int64_t n;
+    const float* logits = row;
+    const int32_t* ids = nullptr;  // null: the whole vocabulary
+    double total = 0.0;
+    bool thinned = false;  // whether exps of 0 are tokens taken out, and not only improbable ones
 
-    void keep_min_p(float min_p) { total = mask<true>(exps, exps, n, min_p, block_sum); }
+    void keep_min_p(float min_p) {
+        total = mask<true>(exps, exps, n, min_p, block_sum);
+        thinned = true;
+    }
 
     // The most probable tokens that reach the share top_p: a token stays when those before it have less.
     void keep_top_p(float top_p, Worker& w) {
+        thinned = true;
         double target = (double)top_p * total;
         // Tokens below this together have less than what may be left out, so they and blocks of them are not looked at.
         float least = (float)((total - target) / (double)(n + 1));
@@ -436,6 +352,7 @@ struct Sampler::Choices {
     // Locally typical sampling: the tokens whose information is nearest to the entropy, until they reach the share. With
     // z = (logit - maximum) * scale, |-log p - H| is |z - mean of z|.
     void keep_typical(float share, Worker& w) {
+        thinned = true;
         float* distance = w.distance.get();
         int64_t padded = block_count(n) * kBlockSize;
         double weighted_sum = 0.0;
@@ -477,8 +394,8 @@ struct Sampler::Choices {
     }
 };
 
-int64_t Sampler::choose(const SampleRecord& r, const float* x, float maximum, Worker& w, bool exps_ready) noexcept {
-    Choices c{x, nullptr, vocab_, maximum, 1.0f / r.temperature, w.exps.get(), w.block_sum.get(), 0.0};
+int64_t Sampler::choose(const SampleRecord& r, Choices& c, Worker& w, bool exps_ready) noexcept {
+    const float* x = c.row;
     if (r.top_k > 0 && r.top_k < vocab_) {
         uint64_t* keys = w.items.get();
         float floor = floor_of(x, vocab_, r.top_k, w.block_max.get(), w.maxima.get(), w.histogram.get());
@@ -500,7 +417,7 @@ int64_t Sampler::choose(const SampleRecord& r, const float* x, float maximum, Wo
         exps_ready = false;
     }
     if (!exps_ready) {
-        c.total = exponentials<true>(c.logits, c.n, maximum, c.scale, c.exps, c.block_sum);
+        c.total = exponentials<true>(c.logits, c.n, c.maximum, c.scale, c.exps, c.block_sum);
     } else {
         for (int64_t b = 0, blocks = block_count(c.n); b < blocks; ++b) c.total += c.block_sum[b];
     }
@@ -514,25 +431,66 @@ int64_t Sampler::choose(const SampleRecord& r, const float* x, float maximum, Wo
     return c.draw((double)bits * 0x1p-53);
 }
 
+// Reports on what the token was drawn from (all of the vocabulary where it is the most probable one). Top entries that are left
+// over, because no more tokens can be drawn, have id -1.
+void Sampler::report_choices(const SampleRecord& r, const Choices& c, int64_t token, int64_t row, Worker& w) noexcept {
+    const float* x = c.row;
+    double log_sum = sampler_log(c.total);
+    auto logprob = [&](int64_t id) { return (float)((double)((x[id] - c.maximum) * c.scale) - log_sum); };
+    uint64_t* keys = w.items.get();
+    int64_t count = 0, k = std::min<int64_t>(r.num_top, vocab_);
+    if (!c.ids && !c.thinned) {
+        ranks_[row] = (int32_t)rank_of(x, vocab_, token, w.block_max.get());
+        if (k > 0) {
+            float floor = k < vocab_ ? floor_of(x, vocab_, k, w.block_max.get(), w.maxima.get(), w.histogram.get()) : -kInfinity;
+            count = gather(x, vocab_, floor, w.block_max.get(), keys);
+        }
+    } else {
+        for (int64_t b = 0, blocks = block_count(c.n); b < blocks; ++b) {
+            if (c.thinned && !(c.block_sum[b] > 0.0f)) continue;
+            for (int64_t i = b * kBlockSize, end = std::min(c.n, i + kBlockSize); i < end; ++i) {
+                int64_t id = c.ids ? c.ids[i] : i;
+                keys[count] = order_key(x[id], id);
+                count += !c.thinned || c.exps[i] > 0.0f;
+            }
+        }
+        uint64_t own = order_key(x[token], token);
+        ranks_[row] = 1 + (int32_t)std::count_if(keys, keys + count, [own](uint64_t key) { return key < own; });
+    }
+    logprobs_[row] = logprob(token);
+    if (k <= 0) return;
+    int64_t listed = std::min(k, count);
+    if (listed < count) std::nth_element(keys, keys + listed, keys + count);
+    std::sort(keys, keys + listed);
+    for (int64_t i = 0; i < k; ++i) {
+        int64_t id = i < listed ? key_id(keys[i]) : -1;
+        float value = id < 0 ? -kInfinity : logprob(id);
+        top_ids_[r.top_start + i] = value >= -kLargest ? (int32_t)id : -1;
+        top_logprobs_[r.top_start + i] = value;
+    }
+}
+
 SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t row) noexcept {
     float maximum;
     if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
     if (maximum == -kInfinity) return SampleStatus::NothingLeft;
     bool prompt = r.mode == (int32_t)SampleMode::Prompt;
     bool lists = !prompt && (r.bias_count | r.allowed_count | r.banned_count | r.penalty_count) != 0;
+    bool green = !prompt && r.green_count > 0 && r.previous >= 0;
+    bool processed = !prompt && r.num_top >= 0 && r.processed;
     bool exps_ready = false;
     const float* raw = x;
     const float* raw_block_max = w.block_max.get();
     float raw_maximum = maximum;
     double log_sum = 0.0;
-    if (r.num_top >= 0) {
+    if (r.num_top >= 0 && !processed) {
         // At temperature 1 with nothing to change these are also what is drawn from.
-        exps_ready = r.mode == (int32_t)SampleMode::Random && r.temperature == 1.0f && !lists;
+        exps_ready = r.mode == (int32_t)SampleMode::Random && r.temperature == 1.0f && !lists && !green;
         double sum = exps_ready ? exponentials<true>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get())
                                 : exponentials<false>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get());
         log_sum = sampler_log(sum);
         if (r.num_top > 0) report_top(r, x, log_sum, maximum, w);
-        if (lists) {
+        if (lists || green) {
             std::copy(x, x + vocab_, w.raw.get());
             std::copy(w.block_max.get(), w.block_max.get() + block_count(vocab_), w.raw_block_max.get());
             raw = w.raw.get(), raw_block_max = w.raw_block_max.get();
@@ -540,16 +498,25 @@ SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t ro
     }
     int64_t token = r.target;
     if (!prompt) {
-        if (lists) {
-            apply_lists(r, x, w);
+        if (green) {
+            const int32_t* ids = w.green->select(r.previous, r.green_count);
+            for (int32_t i = 0; i < r.green_count; ++i) x[ids[i]] += r.green_delta;
+        }
+        if (lists) apply_lists(r, x, w);
+        if (lists || green) {
             if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
             if (maximum == -kInfinity) return SampleStatus::NothingLeft;
         }
-        if (r.mode == (int32_t)SampleMode::Greedy) token = first_maximum(x, w.block_max.get(), maximum);
-        else token = choose(r, x, maximum, w, exps_ready);
+        bool greedy = r.mode == (int32_t)SampleMode::Greedy;
+        Choices choices{x, maximum, greedy ? 1.0f : 1.0f / r.temperature, w.exps.get(), w.block_sum.get(), vocab_};
+        token = greedy ? first_maximum(x, w.block_max.get(), maximum) : choose(r, choices, w, exps_ready);
+        if (processed) {
+            if (greedy) choices.total = exponentials<false>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get());
+            report_choices(r, choices, token, row, w);
+        }
     }
     tokens_[row] = (int32_t)token;
-    if (r.num_top >= 0) {
+    if (r.num_top >= 0 && !processed) {
         logprobs_[row] = (float)((double)(raw[token] - raw_maximum) - log_sum);
         ranks_[row] = (int32_t)rank_of(raw, vocab_, token, raw_block_max);
     }

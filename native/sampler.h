@@ -35,7 +35,12 @@ struct SampleRecord {
     // The row's lists lie one after another in the list pool from list_start on: bias ids, bias values (float bits),
     // allowed ids, banned ids, penalised ids, their counts in the output (0: in the prompt only).
     int32_t list_start, bias_count, allowed_count, banned_count, penalty_count;
-    int32_t reserved[10];
+    // Watermark: `green_delta` is added to the logits of the first `green_count` tokens of the green list that follows
+    // `previous`, before anything else. Off where green_count is 0 or previous is -1.
+    int32_t previous, green_count;
+    float green_delta;
+    int32_t processed;  // 0: log-probabilities of the logits as they came; 1: of what the token is drawn from
+    int32_t reserved[6];
 };
 static_assert(sizeof(SampleRecord) == 128);
 
@@ -77,10 +82,12 @@ private:
     struct Choices;
 
     bool valid(const SampleRecord& record) const noexcept;
+    bool lists_valid(const SampleRecord& record) const noexcept;
     SampleStatus run(const SampleRecord& record, float* logits, Worker& worker, int64_t row) noexcept;
     void apply_lists(const SampleRecord& record, float* logits, Worker& worker) const noexcept;
-    int64_t choose(const SampleRecord& record, const float* logits, float maximum, Worker& worker, bool exps_ready) noexcept;
+    int64_t choose(const SampleRecord& record, Choices& choices, Worker& worker, bool exps_ready) noexcept;
     void report_top(const SampleRecord& record, const float* logits, double log_sum, float maximum, Worker& worker) noexcept;
+    void report_choices(const SampleRecord& record, const Choices& choices, int64_t token, int64_t row, Worker& worker) noexcept;
 
     int64_t vocab_, max_rows_, max_top_, max_workers_;
     std::vector<SampleRecord> records_;

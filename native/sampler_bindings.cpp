@@ -3,8 +3,10 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
+#include <algorithm>
 #include <stdexcept>
 
+#include "green_list.h"
 #include "sampler.h"
 
 namespace nb = nanobind;
@@ -99,6 +101,17 @@ void bind_sampler(nb::module_& m) {
         sampler_exp(x.data(), out.data(), (int64_t)x.shape(0));
     });
     m.def("sampler_log", &sampler_log);
+    m.def(
+        "green_list",
+        [](int64_t previous, int64_t vocab, Ints out) {
+            if (vocab < 1 || vocab >= GreenList::kVocabEnd || previous < 0 || (int64_t)out.shape(0) > vocab)
+                throw std::invalid_argument("green_list: previous must be a token, and out no longer than the vocabulary");
+            nb::gil_scoped_release release;
+            GreenList list(vocab);
+            std::copy_n(list.select(previous, (int64_t)out.shape(0)), out.shape(0), out.data());
+        },
+        nb::arg("previous"), nb::arg("vocab"), nb::arg("out"),
+        "Fills out with the first tokens of the watermark's permutation of the vocabulary after a token.");
     m.def("philox4x32", [](std::tuple<uint32_t, uint32_t, uint32_t, uint32_t> c, std::tuple<uint32_t, uint32_t> k) {
         uint32_t counter[4] = {std::get<0>(c), std::get<1>(c), std::get<2>(c), std::get<3>(c)};
         uint32_t key[2] = {std::get<0>(k), std::get<1>(k)}, out[4];

@@ -101,6 +101,11 @@ class Sampler(SamplerBase):
 
 def sampler_exp(arg0: NDArray[numpy.float32], arg1: NDArray[numpy.float32], /) -> None: ...
 def sampler_log(arg: float, /) -> float: ...
+def green_list(previous: int, vocab: int, out: NDArray[numpy.int32]) -> None:
+    """
+    Fills out with the first tokens of the watermark's permutation of the vocabulary after a token.
+    """
+
 def philox4x32(arg0: tuple[int, int, int, int], arg1: tuple[int, int], /) -> tuple[int, int, int, int]: ...
 
 class Act(enum.Enum):

@@ -6,7 +6,7 @@ import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from octavo.errors import ParameterError
 
@@ -29,6 +29,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORDS_TOKENS = 1024
 MAX_TEMPERATURE = 1e6
 LOGIT_BIAS_BOUND = 100.0
+MAX_WATERMARK_DELTA = 100.0
 _INT32 = (1 << 31) - 1
 _LEAST_SHARE = 2.0**-126  # the smallest normal float32
 
@@ -62,9 +63,17 @@ class SamplingParams:
     - ``bad_words``: up to 128 strings never generated (their last token is banned after the rest), tokenised by
       ``with_bad_words_ids`` at the start of a text and, where the tokenizer tells these apart, after a space.
     - ``max_tokens``: None: as many as the context holds. ``min_tokens``: no end token before this many.
+    - ``watermark``: prefer, at each token, the share ``watermark_gamma`` (0 to 1, without the ends) of the vocabulary
+      that a secret order keyed by the token before it picks, by adding ``watermark_delta`` (above 0, at most 100) to
+      its logits before anything else is done to them; ``octavo.watermark`` finds the trace in the text. The same lists
+      as Text Generation Inference's on a CPU. The last two do nothing by themselves.
     - ``logprobs``: how many of the most probable tokens to report beside the chosen one (0: the chosen one only); -1:
-      the whole vocabulary; ``prompt_logprobs`` the same for prompt tokens. They are the model's own, before any other
-      field here changes them. The highest allowed is the engine's ``max_logprobs``; see ``check_for_model``.
+      the whole vocabulary; ``prompt_logprobs`` the same for prompt tokens. The highest allowed is the engine's
+      ``max_logprobs``; see ``check_for_model``.
+    - ``logprobs_mode``: "raw" log-probabilities are the model's own, before any other field here changes them;
+      "processed" ones are those the token is drawn with, after all of them, temperature included (greedy: after all but
+      temperature, top_k, top_p, min_p and typical_p, which then change nothing). A processed list leaves out tokens
+      that cannot be drawn, so it may be shorter than asked. Prompt log-probabilities are always raw.
     - ``logit_bias``: added to logits, clamped to -100 .. 100 as in vLLM. ``allowed_token_ids``: the only ids that
       may be generated.
     - ``truncate_prompt_tokens``: keep the last that many prompt tokens; -1: as many as fit the context.
@@ -93,6 +102,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    watermark: bool = False
+    watermark_gamma: float = 0.5
+    watermark_delta: float = 2.0
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     priority: int = 0
@@ -136,7 +149,11 @@ class SamplingParams:
                 raise ParameterError("allowed_token_ids", [], "absent or a list of at least one token id")
             put(self, "allowed_token_ids", allowed)
         put(self, "logit_bias", _logit_bias(self.logit_bias))
-        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        put(self, "watermark_gamma", _open_share("watermark_gamma", self.watermark_gamma))
+        put(self, "watermark_delta", _delta("watermark_delta", self.watermark_delta))
+        if self.logprobs_mode not in ("raw", "processed"):
+            raise ParameterError("logprobs_mode", self.logprobs_mode, '"raw" or "processed"')
+        for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens", "watermark"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(name, getattr(self, name), "True or False")
         if self.max_tokens is not None:
@@ -317,6 +334,18 @@ def _share(name: str, value: object) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= 1.0:
         raise ParameterError(name, value, "a number above 0 and at most 1")
     # The native sampler computes in float32, where a smaller share would be 0.
+    return max(float(value), _LEAST_SHARE)
+
+
+def _open_share(name: str, value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value < 1.0:
+        raise ParameterError(name, value, "a number above 0 and below 1")
+    return float(value)
+
+
+def _delta(name: str, value: object) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0.0 < value <= MAX_WATERMARK_DELTA:
+        raise ParameterError(name, value, f"a number above 0 and at most {MAX_WATERMARK_DELTA:g}")
     return max(float(value), _LEAST_SHARE)
 
 

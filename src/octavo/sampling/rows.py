@@ -21,13 +21,14 @@ from octavo.sampling.params import SamplingParams
 __all__ = ["NativeSampler", "RowSampling", "SamplerBatch"]
 
 RECORD_BYTES = 128
-_RECORD = struct.Struct("<Qq Ii ffff i fff iii iiiii 40x")
+_RECORD = struct.Struct("<Qq Ii ffff i fff iii iiiii iifi 24x")
 _WORDS = RECORD_BYTES // 4
 _QUADS = RECORD_BYTES // 8
 # Offsets in a record: of the position in 8-byte words, of the others in 4-byte words.
 _POSITION = 1
 _TOP_START = 16
 _LIST_START = 17
+_PREVIOUS = 22
 _IDLE, _GREEDY, _RANDOM, _PROMPT = range(4)
 
 ERRORS = {
@@ -76,6 +77,7 @@ class RowSampling:
         "_allowed",
         "_banned",
         "_banned_early",
+        "_before_output",
         "_bias",
         "_counts",
         "_heads",
@@ -88,15 +90,19 @@ class RowSampling:
         "_slots",
         "_tracks_counts",
         "_tracks_output",
+        "_watermark_fields",
         "has_lists",
         "num_output",
         "num_prompt_top",
         "num_top",
         "params",
+        "previous",
+        "processed",
         "record",
         "sample_index",
         "seed",
         "vocab_size",
+        "watermark",
     )
 
     def __init__(
@@ -164,12 +170,25 @@ class RowSampling:
             0,
             0,
         )
-        self.record = _RECORD.pack(*self._record_fields, 0, 0, 0, 0, 0)
+        # The watermark follows from the last known token: before any output, the prompt's last one.
+        self.watermark = params.watermark
+        self.processed = params.logprobs_mode == "processed"
+        self._before_output = int(prompt_ids[-1]) if params.watermark and len(prompt_ids) else -1
+        if self._before_output >= vocab_size:
+            raise ParameterError("prompt_token_ids", self._before_output, f"token ids from 0 to {vocab_size - 1}")
+        self._watermark_fields: tuple[Any, ...] = (
+            -1,
+            int(vocab_size * params.watermark_gamma) if params.watermark else 0,
+            params.watermark_delta,
+            int(self.processed),
+        )
+        self.record = _RECORD.pack(*self._record_fields, 0, 0, 0, 0, 0, *self._watermark_fields)
         self.reset(output_ids)
 
     def reset(self, output_ids: Iterable[int] = ()) -> None:
         """Make the state that follows this output."""
         self.num_output = 0
+        self.previous = self._before_output
         self._output: list[int] = []
         self._slots: dict[int, int] = {}
         self._penalised = _NO_INTS
@@ -198,6 +217,7 @@ class RowSampling:
     def append(self, token: int) -> None:
         """Take note of a token that joined the output."""
         self.num_output += 1
+        self.previous = token
         if not self.has_lists:
             return
         if self._tracks_counts:
@@ -225,7 +245,7 @@ class RowSampling:
         fields = list(self._record_fields)
         fields[2] = sample_index
         copy._record_fields = tuple(fields)
-        copy.record = _RECORD.pack(*fields, 0, 0, 0, 0, 0)
+        copy.record = _RECORD.pack(*fields, 0, 0, 0, 0, 0, *self._watermark_fields)
         copy._output = list(self._output)
         copy._slots = dict(self._slots)
         copy._penalised = self._penalised.copy()
@@ -279,6 +299,7 @@ class SamplerBatch:
         self._top_logprobs = np.zeros(1024, np.float32)
         self._list_end = 0
         self._top_end = 0
+        self._may_be_short = False  # whether a row of this step may report fewer tokens than it has places for
         self._set_pools()
 
     def _set_pools(self) -> None:
@@ -288,6 +309,7 @@ class SamplerBatch:
         """Start a step: nothing of the step before is kept."""
         self._list_end = 0
         self._top_end = 0
+        self._may_be_short = False
         if self._top_ids.size > _KEPT_TOP_ENTRIES:
             # Whole-vocabulary reports are rare and large: their memory is not kept for the life of the engine.
             self._top_ids, self._top_logprobs = np.zeros(1024, np.int32), np.zeros(1024, np.float32)
@@ -300,16 +322,19 @@ class SamplerBatch:
         self._quads[index * _QUADS + _POSITION] = position
         if row.num_top:
             self._reserve_top(index, row.num_top)
+            self._may_be_short |= row.processed
         else:
             self._tops[index] = (0, 0)
         if row.has_lists:
             self._write_lists(index, row)
+        if row.watermark:
+            self._words[index * _WORDS + _PREVIOUS] = row.previous
 
     def fill_prompt_row(self, index: int, target_token: int, k: int) -> None:
         """Make row ``index`` report on ``target_token`` and the ``k`` most probable tokens, without sampling."""
         begin = index * RECORD_BYTES
         self._bytes[begin : begin + RECORD_BYTES] = _RECORD.pack(
-            0, 0, 0, _PROMPT, 1.0, 1.0, 0.0, 1.0, 0, 1.0, 0.0, 0.0, k, target_token, 0, 0, 0, 0, 0, 0
+            0, 0, 0, _PROMPT, 1.0, 1.0, 0.0, 1.0, 0, 1.0, 0.0, 0.0, k, target_token, 0, 0, 0, 0, 0, 0, -1, 0, 0.0, 0
         )
         self._reserve_top(index, k)
 
@@ -365,6 +390,8 @@ class SamplerBatch:
             ids, logprobs = self._top_ids[: self._top_end].tolist(), self._top_logprobs[: self._top_end].tolist()
             pairs = list(zip(ids, logprobs, strict=True))
             tops = [pairs[first : first + k] for first, k in self._tops[start:stop]]
+            if self._may_be_short:
+                tops = [_trimmed(top) for top in tops]
         made = list(
             map(
                 SampledToken,
@@ -387,7 +414,16 @@ class SamplerBatch:
         if not count:
             return []
         stop = start + count
-        return list(zip(self._top_ids[start:stop].tolist(), self._top_logprobs[start:stop].tolist(), strict=True))
+        return _trimmed(
+            list(zip(self._top_ids[start:stop].tolist(), self._top_logprobs[start:stop].tolist(), strict=True))
+        )
+
+
+def _trimmed(top: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Without the places that are left over at the end, whose id is -1."""
+    while top and top[-1][0] < 0:
+        top.pop()
+    return top
 
 
 def _ints(values: Iterable[int]) -> Ints:
