@@ -11,6 +11,35 @@ from octavo.frontend.options import EngineOptions
 
 __all__ = ["ServerOptions", "server_option_documentation"]
 
+_TEXTS = (
+    "uds",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "ssl_keyfile_password",
+    "api_key_file",
+    "chat_template",
+    "response_role",
+    "otlp_endpoint",
+    "otlp_service_name",
+)
+_INTEGERS = {
+    "max_concurrent_requests": (1, 1 << 20),
+    "max_concurrent_per_key": (1, 1 << 20),
+    "max_queued_requests": (1, 1 << 20),
+    "max_client_batch_size": (1, 1 << 16),
+    "max_best_of": (1, 128),
+    "max_stop_sequences": (0, 1024),
+    "max_top_n_tokens": (0, 1024),
+    "max_input_tokens": (1, 1 << 24),
+    "max_total_tokens": (2, 1 << 24),
+    "max_connections": (1, 1 << 20),
+    "max_body_bytes": (1, 1 << 32),
+    "max_header_bytes": (1024, 1 << 24),
+    "write_buffer_bytes": (1024, 1 << 24),
+    "max_unread_tokens": (1, 1 << 24),
+}
+_MAY_BE_NONE = ("max_concurrent_per_key", "max_queued_requests", "max_input_tokens", "max_total_tokens")
+
 
 def _option(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
@@ -49,6 +78,15 @@ class ServerOptions:
         None, "most requests that wait for the engine; one more is refused with 429; default: no bound of its own"
     )
     max_client_batch_size: int = _option(1024, "most prompts in one request")
+    max_best_of: int = _option(2, "largest best_of on the TGI routes")
+    max_stop_sequences: int = _option(4, "most stop sequences on the TGI routes")
+    max_top_n_tokens: int = _option(5, "largest top_n_tokens on the TGI routes")
+    max_input_tokens: int | None = _option(
+        None, "longest prompt on the TGI routes, in tokens; default: one less than max_total_tokens"
+    )
+    max_total_tokens: int | None = _option(
+        None, "longest prompt plus answer on the TGI routes, in tokens; default: max_model_len"
+    )
     max_connections: int = _option(4096, "most connections at once; more are closed unanswered")
     max_body_bytes: int = _option(2_000_000, "largest body of a request in bytes; larger ones are refused with 413")
     max_header_bytes: int = _option(65_536, "largest head of a request in bytes; larger ones are refused with 431")
@@ -69,6 +107,13 @@ class ServerOptions:
     sse_keep_alive: float = _option(15.0, "a comment goes to a stream in which nothing was sent for this many seconds")
     shutdown_timeout: float = _option(30.0, "how long requests may go on after SIGTERM, in seconds")
 
+    # Chat.
+    chat_template: str | None = _option(
+        None, "file with, or text of, the chat template to use in place of the model's own"
+    )
+    trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
+    response_role: str = _option("assistant", "role of the messages that are answers")
+
     # Readers that do not keep up.
     write_buffer_bytes: int = _option(16_384, "most bytes kept for a client that does not read its answer")
     max_unread_tokens: int = _option(256, "a request pauses when its client is this many tokens behind")
@@ -77,39 +122,37 @@ class ServerOptions:
     log_format: str = _option("text", "form of the log on stderr: text or json")
     log_level: str = _option("info", "least level of what is logged: debug, info, warning or error")
     access_log: bool = _option(True, "log a line for each request")
+    otlp_endpoint: str | None = _option(
+        None, "URL traces are sent to by OTLP over HTTP, one trace a request; needs the extra octavo[otel]"
+    )
+    otlp_service_name: str = _option("octavo", "name of this service in traces")
 
     def __post_init__(self) -> None:
         if not isinstance(self.engine, EngineOptions):
             raise ParameterError("engine", self.engine, "EngineOptions")
         _text("host", self.host)
         _integer("port", self.port, 0, 65535)
-        for name in ("uds", "ssl_certfile", "ssl_keyfile", "ssl_keyfile_password", "api_key_file"):
+        for name in _TEXTS:
             if getattr(self, name) is not None:
                 _text(name, getattr(self, name))
         if self.ssl_certfile is None and (self.ssl_keyfile is not None or self.ssl_keyfile_password is not None):
             raise ConfigError("ssl_keyfile and ssl_keyfile_password belong to an ssl_certfile: give that too")
         for name in ("served_model_name", "api_key", "cors_allow_origins"):
             object.__setattr__(self, name, _texts(name, getattr(self, name)))
-        _integer("max_concurrent_requests", self.max_concurrent_requests, 1, 1 << 20)
-        for name in ("max_concurrent_per_key", "max_queued_requests"):
-            if getattr(self, name) is not None:
-                _integer(name, getattr(self, name), 1, 1 << 20)
-        _integer("max_client_batch_size", self.max_client_batch_size, 1, 1 << 16)
-        _integer("max_connections", self.max_connections, 1, 1 << 20)
-        _integer("max_body_bytes", self.max_body_bytes, 1, 1 << 32)
-        _integer("max_header_bytes", self.max_header_bytes, 1024, 1 << 24)
+        for name, (low, high) in _INTEGERS.items():
+            if getattr(self, name) is not None or name not in _MAY_BE_NONE:
+                _integer(name, getattr(self, name), low, high)
         for name in ("request_timeout", "queue_timeout"):
             if getattr(self, name) is not None:
                 _seconds(name, getattr(self, name))
         for name in ("header_timeout", "body_timeout", "idle_timeout", "write_timeout", "sse_keep_alive"):
             _seconds(name, getattr(self, name))
         _seconds("shutdown_timeout", self.shutdown_timeout, zero=True)
-        _integer("write_buffer_bytes", self.write_buffer_bytes, 1024, 1 << 24)
-        _integer("max_unread_tokens", self.max_unread_tokens, 1, 1 << 24)
         _one_of("log_format", self.log_format, ("text", "json"))
         _one_of("log_level", self.log_level, ("debug", "info", "warning", "error"))
-        if not isinstance(self.access_log, bool):
-            raise ParameterError("access_log", self.access_log, "True or False")
+        for name in ("access_log", "trust_request_chat_template"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(name, getattr(self, name), "True or False")
 
     @classmethod
     def from_kwargs(cls, **kwargs: Any) -> ServerOptions:

@@ -24,7 +24,8 @@ def _created() -> int:
 class Serving:
     """One model being served. ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM.
 
-    ``calls`` holds the calls that are being answered by their request id.
+    ``calls`` holds the calls that are being answered by their request id; ``chat_template`` is the text of the chat
+    template to use in place of the model's own.
     """
 
     llm: AsyncLLM
@@ -32,6 +33,7 @@ class Serving:
     model_names: list[str]
     version: str
     observer: Any = None
+    chat_template: str | None = None
     created: int = field(default_factory=_created)
     draining: bool = False
     calls: dict[str, set[Call]] = field(default_factory=dict)
