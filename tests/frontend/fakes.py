@@ -143,7 +143,7 @@ def load_fake(script: Script | ScriptBackend, **options: Any) -> LoadedModel:
     loaded = LoadedModel(
         options=chosen,
         engine=Engine(config, backend),
-        tokenizer=byte_tokenizer(),
+        loaded_tokenizer=byte_tokenizer(),
         vocab_size=VOCAB,
         max_model_len=backend.max_model_len,
         backend=backend,

@@ -27,7 +27,7 @@ def running(script: Script | ScriptBackend, **options: Any) -> Iterator[AsyncLLM
         yield llm
     finally:
         llm.shutdown()
-        assert not llm._engine._thread.is_alive()
+        assert not llm._dispatcher._thread.is_alive()
 
 
 async def collect(llm: AsyncLLM, prompt: Any, request_id: str | None = None, **more: Any) -> list[RequestOutput]:
@@ -69,7 +69,7 @@ def assert_clean(llm: AsyncLLM) -> None:
     assert not engine.has_work()
     assert engine.check() == []
     assert engine.stats().referenced_blocks == 0
-    assert len(llm._engine.outputs) == 0
+    assert len(llm._dispatcher.outputs) == 0
     assert llm.num_running == 0
 
 
@@ -238,7 +238,7 @@ async def test_the_engine_runs_in_a_thread_of_its_own_and_sleeps_when_idle() -> 
     backend = ScriptBackend(says("x"))
     with running(backend) as llm:
         await collect(llm, "p")
-        assert backend.thread is llm._engine._thread
+        assert backend.thread is llm._dispatcher._thread
         thread_id = backend.thread.ident
         assert thread_id is not None
         clock = time.pthread_getcpuclockid(thread_id)
@@ -254,7 +254,7 @@ async def test_an_unused_async_llm_is_collected_and_its_thread_ends() -> None:
     backend = ScriptBackend(says("x"))
     llm = AsyncLLM.from_loaded(load_fake(backend))
     await collect(llm, "p")
-    thread, reference = llm._engine._thread, weakref.ref(llm)
+    thread, reference = llm._dispatcher._thread, weakref.ref(llm)
     del llm
     gc.collect()
     assert reference() is None

@@ -1,249 +1,120 @@
-"""AsyncLLM: an engine in a thread of its own, for programs whose requests come and go while others run.
+"""AsyncLLM: an engine in a thread or a process of its own, for programs whose requests come and go while others run.
 
-The engine's thread alone touches the engine. It takes commands (add, abort) from a list guarded by a condition, on
-which it also waits when there is nothing to do, and wakes the event loops of the requests a step has changed. A stream
-reads the state of its request when its consumer asks for more, so however slow the consumer is, what is kept for it is
-the request's own tokens and nothing else: outputs that were not read in time become one.
+A stream reads the state of its request when its consumer asks for more, so however slow the consumer is, what is kept
+for it is the request's own tokens and nothing else: outputs that were not read in time become one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 import uuid
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from octavo.errors import EngineDeadError, GenerationError, OctavoError, ParameterError
+import msgspec
+
+from octavo.engine.stats import EngineStats
+from octavo.errors import GenerationError, ParameterError
 from octavo.frontend.conversations import render_conversations
+from octavo.frontend.dispatcher import Dispatcher, Stream
+from octavo.frontend.engine_link import EngineLink, LocalLink, ProcessLink
 from octavo.frontend.input_processor import InputProcessor, Prompt, PromptText, parse_prompt
-from octavo.frontend.loading import LoadedModel, load_engine
+from octavo.frontend.loading import LoadedModel, ModelFacts, RemoteModel, load_engine
 from octavo.frontend.options import DEFAULT_MODEL, EngineOptions
-from octavo.frontend.output_processor import OutputKind, OutputProcessor, RequestState
+from octavo.frontend.output_processor import OutputKind
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.tokenizer import load_tokenizer
 from octavo.sampling.params import SamplingParams
+from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
-    from octavo.engine.core import Engine
-    from octavo.engine.request import EngineRequest
-    from octavo.engine.stats import EngineStats
+    from octavo.engine.messages import EngineInfo
+    from octavo.frontend.observer import Observer
     from octavo.frontend.tokenizer import Tokenizer
 
 __all__ = ["AsyncLLM"]
-
-_log = logging.getLogger(__name__)
 
 # Texts above this many characters are tokenised in a worker thread, so that the event loop goes on serving others.
 _LONG_TEXT = 20_000
 
 
-class _Stream:
-    """The reading end of a request: belongs to one event loop, woken by the engine's thread."""
-
-    __slots__ = ("changed", "failure", "loop", "request", "state", "waiter")
-
-    def __init__(self, request: EngineRequest, state: RequestState, loop: asyncio.AbstractEventLoop) -> None:
-        self.request = request
-        self.state = state
-        self.loop = loop
-        self.changed = False
-        self.failure: BaseException | None = None
-        self.waiter: asyncio.Future[None] | None = None
-
-    async def wait(self) -> None:
-        """Until there is something to read. The flag is lowered before the state is read, so no change is lost."""
-        while not self.changed:
-            self.waiter = self.loop.create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
-        self.changed = False
-
-
-def _wake(streams: list[_Stream]) -> None:
-    """Runs in the streams' event loop."""
-    for stream in streams:
-        if stream.waiter is not None and not stream.waiter.done():
-            stream.waiter.set_result(None)
-
-
-class _EngineThread:
-    """Steps the engine while there is work; holds no reference to the AsyncLLM, which can so be collected."""
-
-    def __init__(self, loaded: LoadedModel) -> None:
-        self.loaded = loaded
-        self.outputs = OutputProcessor(loaded.tokenizer)
-        self.failure: BaseException | None = None
-        self._condition = threading.Condition()
-        self._added: list[_Stream] = []
-        self._aborted: list[_Stream] = []
-        self._calls: list[tuple[Callable[[Engine], Any], Future[Any]]] = []
-        self._closing = False
-        self._streams: dict[str, _Stream] = {}
-        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
-        self._thread.start()
-
-    # -- called from any thread
-
-    def add(self, stream: _Stream) -> None:
-        with self._condition:
-            self.check()
-            if stream.state.request_id in self._streams:
-                raise ParameterError("request_id", stream.state.request_id, "unlike that of any running request")
-            self._streams[stream.state.request_id] = stream
-            self._added.append(stream)
-            self._condition.notify()
-
-    def abort(self, request_id: str, stream: _Stream | None = None) -> bool:
-        """End a request; with ``stream`` only if it is that one, not a later request of the same id."""
-        with self._condition:
-            running = self._streams.get(request_id)
-            if running is None or (stream is not None and running is not stream):
-                return False
-            self._aborted.append(running)
-            self._condition.notify()
-            return True
-
-    def call(self, function: Callable[[Engine], Any]) -> Future[Any]:
-        """Have the engine's thread call a function between two steps."""
-        future: Future[Any] = Future()
-        with self._condition:
-            self.check()
-            self._calls.append((function, future))
-            self._condition.notify()
-        return future
-
-    def running(self) -> int:
-        return len(self._streams)
-
-    def check(self) -> None:
-        if self.failure is not None:
-            raise _dead(self.failure)
-        if self._closing:
-            raise EngineDeadError("this AsyncLLM is closed: make a new one")
-
-    def close(self) -> None:
-        with self._condition:
-            self._closing = True
-            self._condition.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    # -- the engine's thread
-
-    def _run(self) -> None:
-        try:
-            while self._turn():
-                pass
-        except BaseException as error:
-            _log.exception("the engine stopped on an error")
-            self.failure = error
-        with self._condition:
-            self._closing = True
-            streams = list(self._streams.values())
-            self._streams.clear()
-            calls, self._calls = self._calls, []
-        for _, future in calls:
-            future.set_exception(_dead(self.failure))
-        for stream in streams:
-            # One exception each: raising the same one in several tasks would mix up their tracebacks.
-            stream.failure = _dead(self.failure)
-        self._notify(streams)
-        self.loaded.close()
-
-    def _turn(self) -> bool:
-        """Wait for work, then do one step of it; false when the engine is to be closed."""
-        engine = self.loaded.engine
-        with self._condition:
-            while not (self._added or self._aborted or self._calls or self._closing or engine.has_work()):
-                self._condition.wait()
-            if self._closing:
-                return False
-            added, self._added = self._added, []
-            aborted, self._aborted = self._aborted, []
-            calls, self._calls = self._calls, []
-        changed = [stream for stream in added if not self._admit(stream)]
-        changed.extend([stream for stream in aborted if self._abort(stream)])
-        for function, future in calls:
-            try:
-                future.set_result(function(engine))
-            except Exception as error:
-                future.set_exception(error)
-        if engine.has_work():
-            processed = self.outputs.process(engine.step())
-            for request_id, index, reason in processed.stops:
-                engine.finish(request_id, index, reason)
-            changed.extend([self._streams[state.request_id] for state in processed.changed])
-            for state in processed.finished:
-                self._forget(state.request_id)
-        self._notify(changed)
-        return True
-
-    def _admit(self, stream: _Stream) -> bool:
-        try:
-            self.loaded.engine.add(stream.request)
-        except OctavoError as error:  # this request's own fault, such as one that can never fit: the others go on
-            stream.failure = error
-            self._forget(stream.state.request_id)
-            return False
-        self.outputs.add(stream.state)
-        return True
-
-    def _abort(self, stream: _Stream) -> bool:
-        request_id = stream.state.request_id
-        if self._streams.get(request_id) is not stream:
-            return False  # it ended before the command was read
-        self.outputs.remove(request_id)
-        self.loaded.engine.abort(request_id)
-        stream.state.end("abort")
-        self._forget(request_id)
-        return True
-
-    def _forget(self, request_id: str) -> None:
-        with self._condition:
-            self._streams.pop(request_id, None)
-
-    def _notify(self, streams: Sequence[_Stream]) -> None:
-        """Wake the consumers of these streams, each event loop once."""
-        loops: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
-        for stream in streams:
-            if not stream.changed:
-                stream.changed = True
-                loops.setdefault(stream.loop, []).append(stream)
-        for loop, woken in loops.items():
-            try:
-                loop.call_soon_threadsafe(_wake, woken)
-            except RuntimeError:  # that loop is closed: nobody reads these streams any more
-                for stream in woken:
-                    self.abort(stream.state.request_id, stream)
-
-
 class AsyncLLM:
-    """Generates text for any number of concurrent requests; the keyword arguments are those of ``EngineOptions``."""
+    """Generates text for any number of concurrent requests; the keyword arguments are those of ``EngineOptions``.
 
-    def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
+    With ``separate_process`` the engine runs in a process of its own: when it crashes or hangs it is started again and
+    the requests that ran go on with the same text as without the crash. ``observer`` is told what happens to requests.
+    A reader that leaves more than ``most_unread`` tokens of its stream unread is paused out of the batch until it
+    reads on (None: never). ``engine_timeout`` is how many seconds the engine's process may give no sign of life, and
+    ``step_timeout`` how many one step may take, before it is killed and replaced.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        *,
+        separate_process: bool = False,
+        observer: Observer | None = None,
+        most_unread: int | None = None,
+        engine_timeout: float = 10.0,
+        step_timeout: float = 600.0,
+        **options: Any,
+    ) -> None:
         self.options = EngineOptions.from_kwargs(model=model, **options)
-        self._start(load_engine(self.options))
+        for name, seconds in (("engine_timeout", engine_timeout), ("step_timeout", step_timeout)):
+            if not seconds > 0:
+                raise ParameterError(name, seconds, "a number of seconds above 0")
+        if not separate_process:
+            loaded = load_engine(self.options)
+            self._start(loaded, LocalLink(loaded.engine, loaded.close), observer, most_unread)
+            return
+        # Found, and fetched when it is not here, by this process: it shows the errors, and a restart needs no network.
+        path = resolve_model(self.options.model)
+        link = ProcessLink(
+            asdict(replace(self.options, model=str(path))),
+            heartbeat_seconds=min(1.0, engine_timeout / 4),
+            hang_seconds=engine_timeout,
+            step_seconds=step_timeout,
+        )
+        link.launch()
+        try:
+            tokenizer = load_tokenizer(path if self.options.tokenizer is None else self.options.tokenizer)
+            info = link.ready()
+        except BaseException:
+            link.close()
+            raise
+        remote = RemoteModel(
+            options=self.options,
+            tokenizer=tokenizer,
+            vocab_size=info.vocab_size,
+            max_model_len=info.max_model_len,
+            config=info.config,
+            generation_config=info.generation_config,
+            memory_report=info.memory_report,
+        )
+        self._start(remote, link, observer, most_unread)
+        if observer is not None:
+            observer.engine_started(info)
 
     @classmethod
-    def from_loaded(cls, loaded: LoadedModel) -> Self:
+    def from_loaded(
+        cls, loaded: LoadedModel, *, observer: Observer | None = None, most_unread: int | None = None
+    ) -> Self:
         """An AsyncLLM on an engine that is already loaded."""
         llm = cls.__new__(cls)
         llm.options = loaded.options
-        llm._start(loaded)
+        llm._start(loaded, LocalLink(loaded.engine, loaded.close), observer, most_unread)
         return llm
 
-    def _start(self, loaded: LoadedModel) -> None:
+    def _start(self, loaded: ModelFacts, link: EngineLink, observer: Observer | None, most_unread: int | None) -> None:
         self._loaded = loaded
+        self._link = link
         self._inputs = InputProcessor.for_model(loaded)
-        self._engine = _EngineThread(loaded)
+        self._dispatcher = Dispatcher(link, loaded.tokenizer, observer=observer, most_unread=most_unread)
         # Also runs at exit, before the interpreter would kill the thread in the middle of a step.
-        self._finalizer = weakref.finalize(self, self._engine.close)
+        self._finalizer = weakref.finalize(self, self._dispatcher.close)
 
     def generate(
         self,
@@ -305,22 +176,24 @@ class AsyncLLM:
             request_id = uuid.uuid4().hex
         elif not isinstance(request_id, str) or not request_id:
             raise ParameterError("request_id", request_id, "a non-empty string or None")
-        self._engine.check()
+        self._dispatcher.check()
         token_ids: list[int] | None = None
         if prompt.text is not None and len(prompt.text) > _LONG_TEXT:
             (token_ids,) = await asyncio.to_thread(self._inputs.encode, [prompt], add_special_tokens)
         request, state = self._inputs.request(
             request_id, prompt, params, token_ids=token_ids, add_special_tokens=add_special_tokens, priority=priority
         )
-        stream = _Stream(request, state, asyncio.get_running_loop())
-        self._engine.add(stream)
-        texts = self._engine.outputs.texts
+        dispatcher = self._dispatcher
+        stream = Stream(request, state, asyncio.get_running_loop(), paced=output_kind != "final")
+        dispatcher.add(stream)
+        texts = dispatcher.outputs.texts
         try:
             while True:
                 await stream.wait()
                 if stream.failure is not None:
                     raise stream.failure
                 output = state.output(texts, output_kind)
+                dispatcher.note_read(stream)
                 if output is None:
                     continue
                 if output.error is not None:
@@ -330,14 +203,14 @@ class AsyncLLM:
                     return
         finally:
             # Nothing happens when it has finished; otherwise nobody reads the answer any more.
-            self._engine.abort(request_id, stream)
+            dispatcher.abort(request_id, stream)
 
     async def abort(self, request_id: str) -> bool:
         """End a request within one engine step: its stream gets a last output with finish reason "abort".
 
         False when no such request runs.
         """
-        return self._engine.abort(request_id)
+        return self._dispatcher.abort(request_id)
 
     def get_tokenizer(self) -> Tokenizer:
         """The tokenizer of the model."""
@@ -347,14 +220,27 @@ class AsyncLLM:
         """What ``generate`` uses when it is given no sampling parameters."""
         return self._inputs.default_params
 
+    def pause(self, request_id: str) -> bool:
+        """Take a request out of the batch; it keeps what it has and goes on at ``resume``. False: no such request."""
+        return self._dispatcher.pause(request_id)
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused request go on. False: no such request."""
+        return self._dispatcher.resume(request_id)
+
     async def stats(self) -> EngineStats:
-        """Counters of the engine, taken between two steps."""
-        stats: EngineStats = await asyncio.wrap_future(self._engine.call(lambda engine: engine.stats()))
-        return stats
+        """Counters of the engine, taken between two steps. They start anew with an engine that was replaced."""
+        value = await asyncio.wrap_future(self._dispatcher.query("stats"))
+        return value if isinstance(value, EngineStats) else msgspec.convert(value, EngineStats)
+
+    async def check(self) -> list[str]:
+        """Contradictions between the KV cache's books and the requests; none is how it should be."""
+        problems: list[str] = await asyncio.wrap_future(self._dispatcher.query("check"))
+        return problems
 
     async def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; false when running requests hold some of them."""
-        done: bool = await asyncio.wrap_future(self._engine.call(lambda engine: engine.reset_prefix_cache()))
+        done: bool = await asyncio.wrap_future(self._dispatcher.query("reset_prefix_cache"))
         return done
 
     @property
@@ -363,14 +249,39 @@ class AsyncLLM:
         return self._loaded.memory_report
 
     @property
+    def engine_alive(self) -> bool:
+        """Whether the engine is ready and, in a process of its own, has given a sign of life within seconds."""
+        return self._dispatcher.failure is None and self._link.alive
+
+    @property
+    def engine_info(self) -> EngineInfo | None:
+        """The process, sizes and limits of an engine in a process of its own, else None."""
+        return self._link.info if isinstance(self._link, ProcessLink) else None
+
+    @property
+    def engine_restarts(self) -> int:
+        """How often the engine was replaced."""
+        return self._dispatcher.restarts
+
+    @property
+    def max_model_len(self) -> int:
+        """The longest prompt plus answer in tokens."""
+        return self._loaded.max_model_len
+
+    @property
+    def num_waiting(self) -> int:
+        """Of the requests that have not ended, those of which nothing has been computed yet."""
+        return self._dispatcher.waiting()
+
+    @property
     def num_running(self) -> int:
         """Requests that have been accepted and have not ended."""
-        return self._engine.running()
+        return self._dispatcher.running()
 
     @property
     def failure(self) -> BaseException | None:
         """The error the engine stopped on, None while it is well."""
-        return self._engine.failure
+        return self._dispatcher.failure
 
     def shutdown(self) -> None:
         """Stop the engine at the end of its current step; requests that still run get an EngineDeadError."""
@@ -386,11 +297,3 @@ class AsyncLLM:
     ) -> None:
         # The engine's thread may have to finish a step first.
         await asyncio.to_thread(self.shutdown)
-
-
-def _dead(cause: BaseException | None) -> EngineDeadError:
-    if cause is None:
-        return EngineDeadError("the engine was closed while the request ran")
-    error = EngineDeadError(f"the engine stopped on an error: {cause!r}")
-    error.__cause__ = cause
-    return error

@@ -17,7 +17,7 @@ from octavo.frontend.output_processor import RequestState
 from octavo.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.frontend.loading import LoadedModel
+    from octavo.frontend.loading import ModelFacts
     from octavo.frontend.tokenizer import Tokenizer
 
 __all__ = ["InputProcessor", "Prompt", "PromptText", "default_sampling_params", "parse_prompt", "split_prompts"]
@@ -141,7 +141,7 @@ class InputProcessor:
         self._priorities = priorities
 
     @classmethod
-    def for_model(cls, loaded: LoadedModel) -> InputProcessor:
+    def for_model(cls, loaded: ModelFacts) -> InputProcessor:
         """The processor for a loaded model and the options it was loaded with."""
         options = loaded.options
         return cls(

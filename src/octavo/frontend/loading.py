@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.backends.cpu import CpuBackend
 from octavo.engine.config import EngineConfig
@@ -23,9 +23,39 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LoadedModel", "describe_model", "load_engine", "memory_needs"]
+__all__ = ["LoadedModel", "ModelFacts", "RemoteModel", "describe_model", "load_engine", "memory_needs"]
 
 _log = logging.getLogger(__name__)
+
+
+class ModelFacts(Protocol):
+    """What the front end has to know of a model, wherever its engine runs."""
+
+    @property
+    def options(self) -> EngineOptions: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def max_model_len(self) -> int: ...
+    @property
+    def generation_config(self) -> Mapping[str, Any]: ...
+    @property
+    def memory_report(self) -> str: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class RemoteModel:
+    """A model whose engine runs in another process."""
+
+    options: EngineOptions
+    tokenizer: Tokenizer
+    vocab_size: int
+    max_model_len: int
+    config: Mapping[str, Any]
+    generation_config: Mapping[str, Any]
+    memory_report: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,14 +64,22 @@ class LoadedModel:
 
     options: EngineOptions
     engine: Engine
-    tokenizer: Tokenizer
+    loaded_tokenizer: Tokenizer | None
     vocab_size: int
     max_model_len: int
     config: Mapping[str, Any] = field(default_factory=dict)
     generation_config: Mapping[str, Any] = field(default_factory=dict)
     plan: MemoryPlan | None = None
     backend: Any = None
+    threads: int = 0
     resources: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; it must have been loaded."""
+        if self.loaded_tokenizer is None:
+            raise RuntimeError("this model was loaded without its tokenizer")
+        return self.loaded_tokenizer
 
     @property
     def memory_report(self) -> str:
@@ -62,18 +100,25 @@ class LoadedModel:
         self.resources.close()
 
 
-def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None = None) -> LoadedModel:
-    """Find, check and load a model (fetching it when it is not here), plan the memory and start an engine on it."""
+def load_engine(
+    options: EngineOptions, *, progress: Callable[..., Any] | None = None, with_tokenizer: bool = True
+) -> LoadedModel:
+    """Find, check and load a model (fetching it when it is not here), plan the memory and start an engine on it.
+
+    An engine knows token ids only: in a process of its own it is loaded without the tokenizer.
+    """
     path = resolve_model(options.model, progress=progress)
     with ExitStack() as stack:
         description = stack.enter_context(describe_model(path))
         checkpoint, graph = description.checkpoint, description.graph
         # Building the tokenizer and packing the weights take about as long, and both mostly outside of Python.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as helper:
-            pending = helper.submit(load_tokenizer, checkpoint if options.tokenizer is None else options.tokenizer)
+            source = checkpoint if options.tokenizer is None else options.tokenizer
+            pending = helper.submit(load_tokenizer, source) if with_tokenizer else None
             hardware = probe()
             plan = fit_memory(description, options, hardware)
             _log.info("%s", plan.render())
+            threads = options.threads or hardware.default_threads
             backend = CpuBackend.load(
                 graph,
                 checkpoint,
@@ -83,11 +128,11 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
                 max_num_seqs=options.max_num_seqs,
                 max_model_len=plan.max_model_len,
                 num_blocks=plan.num_blocks,
-                threads=options.threads or hardware.default_threads,
+                threads=threads,
             )
             stack.callback(backend.close)
             backend.set_profiling(options.profile)
-            tokenizer = pending.result()
+            tokenizer = None if pending is None else pending.result()
         config = EngineConfig(
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,
@@ -102,12 +147,13 @@ def load_engine(options: EngineOptions, *, progress: Callable[..., Any] | None =
         return LoadedModel(
             options=options,
             engine=Engine(config, backend),
-            tokenizer=tokenizer,
+            loaded_tokenizer=tokenizer,
             vocab_size=graph.vocab_size,
             max_model_len=plan.max_model_len,
             config=checkpoint.config,
             generation_config=checkpoint.generation_config,
             plan=plan,
             backend=backend,
+            threads=threads,
             resources=stack.pop_all(),
         )

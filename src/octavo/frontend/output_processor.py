@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from octavo.engine.request import ProducedSequence
 from octavo.frontend.detokenizer import IncrementalDetokenizer, StopStringScanner
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
@@ -71,6 +72,7 @@ class _Sequence:
         "cumulative",
         "finish_reason",
         "index",
+        "last_time",
         "logprobs",
         "min_tokens",
         "samples",
@@ -87,6 +89,7 @@ class _Sequence:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.min_tokens = params.min_tokens
+        self.last_time: float | None = None  # when the last token came, in seconds of time.monotonic
         self._include_stop = params.include_stop_str_in_output
         self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_ids, params.skip_special_tokens)
         stops = params.stop_strings
@@ -234,6 +237,18 @@ class RequestState:
         """Tokens generated so far in all sequences."""
         return sum([len(sequence.token_ids) for sequence in self.sequences])
 
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """How each sequence ended, None while it runs."""
+        return [sequence.finish_reason for sequence in self.sequences]
+
+    def produced(self) -> list[ProducedSequence]:
+        """What an engine that takes the request over has to know of its sequences."""
+        return [
+            ProducedSequence(sequence.token_ids.copy(), sequence.finish_reason is not None)
+            for sequence in self.sequences
+        ]
+
     def end(self, reason: str, error: str | None = None) -> None:
         """End what still runs, such as when the request is aborted."""
         with self.lock:
@@ -296,6 +311,8 @@ class Processed:
     finished: list[RequestState] = field(default_factory=list)
     # (request id, sequence, reason) of sequences that ended here while the engine still runs them.
     stops: list[tuple[str, int, FinishReason]] = field(default_factory=list)
+    first_tokens: list[RequestState] = field(default_factory=list)  # requests that got their first token
+    intervals: list[float] = field(default_factory=list)  # seconds between a token and the one before, each sequence
     num_prompt_tokens: int = 0  # of the requests that got their first token
     num_tokens: int = 0
 
@@ -350,7 +367,11 @@ class OutputProcessor:
                     if metrics.first_token_time is None:
                         metrics.first_token_time = now
                         result.num_prompt_tokens += len(state.prompt_ids)
+                        result.first_tokens.append(state)
                     metrics.last_token_time = now
+                    if sequence.last_time is not None:
+                        result.intervals.append(now - sequence.last_time)
+                    sequence.last_time = now
                 stopped = sequence.advance(samples, output.finish_reason, output.stop_reason)
                 if stopped and not output.finished:
                     result.stops.append((state.request_id, sequence.index, "stop"))

@@ -42,9 +42,13 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestMetrics:
-    """When things happened to a request, in seconds of ``time.monotonic``."""
+    """When things happened to a request, in seconds of ``time.monotonic``, which all processes of a machine share.
+
+    ``scheduled_time`` is the beginning of the first step that computed something for it.
+    """
 
     arrival_time: float
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import ModelError, ParameterError, WeightsError
@@ -65,8 +65,16 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; with the BOS and EOS the model wants unless ``add_special_tokens`` is false."""
+        return list(self._encode(text, add_special_tokens).ids)
+
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
+        """The ids of a text, each with the characters of the text it covers (start, stop; both 0 for an added one)."""
+        encoding = self._encode(text, add_special_tokens)
+        return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
+
+    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError):  # which of the two depends on the version of tokenizers
             limit = "text without lone surrogates" if isinstance(text, str) else "a string"
             raise ParameterError("prompt", text, limit) from None

@@ -1,0 +1,117 @@
+"""The engine's process: loads a model and serves the socket it was started with until the other end is closed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from octavo.engine.channel import Channel, ChannelClosedError
+from octavo.engine.messages import EngineInfo, Failed, Heartbeat, Start, ToEngine
+from octavo.engine.service import EngineService
+from octavo.errors import OctavoError
+
+__all__ = ["main"]
+
+_MOST_BACKLOG = 1 << 24  # bytes of frames the front end has not read; the engine waits for it before it computes more
+
+
+class _Pulse:
+    """Sends a sign of life from a thread of its own, so that a long step is not taken for a hang.
+
+    When the front end is gone the process ends here, also in the middle of a step.
+    """
+
+    def __init__(self, channel: Channel[ToEngine], seconds: float) -> None:
+        self._channel = channel
+        self._seconds = seconds
+        self.steps = 0
+        self.step_began: float | None = None
+        threading.Thread(target=self._run, name="octavo-pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(self._seconds)
+            began = self.step_began
+            try:
+                self._channel.send(Heartbeat(self.steps, 0.0 if began is None else time.monotonic() - began))
+            except ChannelClosedError:
+                os._exit(0)
+
+
+def main(descriptor: int) -> int:
+    """Serve one front end over the inherited socket."""
+    # The front end decides when its engine ends; a Ctrl-C in the terminal or a service manager's SIGTERM reaches both.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel: Channel[ToEngine] = Channel(socket.socket(fileno=descriptor), ToEngine)
+    with contextlib.suppress(ChannelClosedError):
+        start = channel.receive(None)
+        while start is None:
+            start = channel.receive(None)
+        if not isinstance(start, Start):
+            raise RuntimeError(f"the first message was {type(start).__name__}, not Start")
+        pulse = _Pulse(channel, start.heartbeat_seconds)
+        try:
+            _serve(channel, start, pulse)
+        except ChannelClosedError:
+            raise
+        except OctavoError as error:
+            channel.send_all(Failed(type(error).__name__, str(error)))
+            return 1
+        except MemoryError:
+            channel.send_all(
+                Failed("CapacityError", "out of memory: lower max_model_len, memory_utilization or quantization")
+            )
+            return 1
+        except BaseException as error:
+            with contextlib.suppress(ChannelClosedError):
+                channel.send_all(Failed("EngineDeadError", f"{type(error).__name__}: {error}"))
+            raise
+    return 0
+
+
+def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
+    from octavo.backends.cpu.backend import instruction_set
+    from octavo.frontend.loading import load_engine
+    from octavo.frontend.options import EngineOptions
+
+    loaded = load_engine(EngineOptions.from_kwargs(**start.options), with_tokenizer=False)
+    engine = loaded.engine
+    channel.send(
+        EngineInfo(
+            os.getpid(),
+            loaded.vocab_size,
+            loaded.max_model_len,
+            engine.config.num_blocks,
+            engine.config.block_size,
+            loaded.memory_report,
+            dict(loaded.config),
+            dict(loaded.generation_config),
+            instruction_set(),
+            loaded.threads,
+        )
+    )
+    service = EngineService(engine)
+    while True:
+        ready = service.has_work() and channel.backlog < _MOST_BACKLOG
+        command = channel.receive(0 if ready else None)
+        while command is not None:
+            if isinstance(command, Start):
+                raise RuntimeError("a second Start message")
+            service.apply(command)
+            command = channel.receive(0)
+        if service.has_work() and channel.backlog < _MOST_BACKLOG:
+            pulse.step_began = time.monotonic()
+            frame = service.turn()
+            pulse.step_began = None
+            pulse.steps += 1
+            channel.send(frame)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
