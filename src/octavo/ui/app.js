@@ -21,7 +21,7 @@ const throughput = new Chart(area, {
 });
 const ttft = new Chart(area, {
   id: "chart-ttft",
-  title: "Time to first token",
+  title: "Time to first token, mean",
   series: ["mean", "p95"],
   format: duration,
   least: 0.1,

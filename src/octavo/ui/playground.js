@@ -146,7 +146,10 @@ async function generate(text) {
       if (error && !prompt.value) prompt.value = text;
     }
   }
-  if (error) showError(answer.turn, error);
+  if (error) {
+    if (!written.data) answer.body.previousSibling.remove(); // it is not the model that speaks
+    showError(answer.turn, error);
+  }
   if (!error || measured.deltas) showMeasures(answer.turn, measured);
   if (log.scrollHeight - log.scrollTop - log.clientHeight < 160) log.scrollTop = log.scrollHeight;
 }
