@@ -1,0 +1,121 @@
+"""What chat and text completions share around the engine: ids, labels, running one or several prompts, fingerprint."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.server.openai.parameters import priority_of
+
+if TYPE_CHECKING:
+    from octavo.frontend.output_processor import OutputKind
+    from octavo.frontend.outputs import RequestOutput
+    from octavo.sampling.params import SamplingParams
+    from octavo.server.call import Call
+    from octavo.server.openai.prompts import EncodedPrompt
+    from octavo.server.openai.schemas import GenerationRequest
+    from octavo.server.serving import Serving
+
+__all__ = ["Labels", "collect", "fingerprint", "merge", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """What every event of an answer repeats."""
+
+    id: str
+    created: int
+    model: str
+    fingerprint: str
+
+    @classmethod
+    def of(cls, call: Call, request: GenerationRequest, model: str, prefix: str) -> Labels:
+        """The id is the client's own (header, then field) behind the prefix of the kind of answer, or a fresh one."""
+        given = "x-request-id" in call.request.headers
+        own = call.request_id if given or request.request_id is None else request.request_id
+        return cls(f"{prefix}-{own}", int(time.time()), model, fingerprint(call.serving))
+
+
+def fingerprint(serving: Serving) -> str:
+    """Changes when answers to the same seed may change: with the version, the model or how its weights are kept."""
+    engine = serving.options.engine
+    facts = (serving.version, engine.model, engine.quantization, engine.kv_cache_dtype, serving.llm.max_model_len)
+    return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
+
+
+def start(
+    call: Call,
+    request: GenerationRequest,
+    prompts: Sequence[EncodedPrompt],
+    params: Sequence[SamplingParams],
+    labels: Labels,
+    kind: OutputKind,
+) -> list[AsyncGenerator[RequestOutput, None]]:
+    """The generations of the prompts; nothing runs before they are read."""
+    priority = priority_of(request, call.request.headers.get("x-vllm-priority"))
+    generations = []
+    for place, (prompt, its_params) in enumerate(zip(prompts, params, strict=True)):
+        ids = {"prompt_token_ids": prompt.token_ids, "cache_salt": request.cache_salt}
+        name = labels.id if len(prompts) == 1 else f"{labels.id}-{place}"
+        generations.append(call.generate(ids, its_params, request_id=name, priority=priority, kind=kind))
+    return generations
+
+
+async def collect(generations: Sequence[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:
+    """The last output of each generation; when one fails or the caller leaves, all end."""
+    found: list[RequestOutput | None] = [None] * len(generations)
+    async for place, output in merge(generations):
+        found[place] = output
+    return [output for output in found if output is not None]
+
+
+async def merge(
+    generations: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncIterator[tuple[int, RequestOutput]]:
+    """The outputs of all generations as they come, each with its place; when one fails or the reader leaves, all end.
+
+    At most one output of each generation is taken ahead of the reader, so a slow reader is felt by all of them.
+    """
+    if len(generations) == 1:
+        (only,) = generations
+        try:
+            async for output in only:
+                yield 0, output
+        finally:
+            await only.aclose()
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue(1)
+
+    async def read(place: int, generation: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async for output in generation:
+                await queue.put((place, output))
+        except Exception as error:
+            await queue.put(error)
+        else:
+            await queue.put(None)
+        finally:
+            await generation.aclose()
+
+    tasks = [asyncio.ensure_future(read(place, generation)) for place, generation in enumerate(generations)]
+    try:
+        running = len(tasks)
+        while running:
+            item = await queue.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError):
+                await task
