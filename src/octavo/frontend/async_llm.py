@@ -269,6 +269,16 @@ class AsyncLLM:
         return self._loaded.max_model_len
 
     @property
+    def vocab_size(self) -> int:
+        """How many token ids the model knows: 0 to this less 1."""
+        return self._loaded.vocab_size
+
+    @property
+    def generation_config(self) -> Mapping[str, Any]:
+        """The model's own defaults of sampling, as its files have them."""
+        return self._loaded.generation_config
+
+    @property
     def num_waiting(self) -> int:
         """Of the requests that have not ended, those of which nothing has been computed yet."""
         return self._dispatcher.waiting()
