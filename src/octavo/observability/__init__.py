@@ -1,0 +1,1 @@
+"""What octavo tells those who run it: metrics, logs and traces."""
