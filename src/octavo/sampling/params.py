@@ -63,10 +63,10 @@ class SamplingParams:
     - ``bad_words``: up to 128 strings never generated (their last token is banned after the rest), tokenised by
       ``with_bad_words_ids`` at the start of a text and, where the tokenizer tells these apart, after a space.
     - ``max_tokens``: None: as many as the context holds. ``min_tokens``: no end token before this many.
-    - ``watermark``: prefer, at each token, the share ``watermark_gamma`` (0 to 1, without the ends) of the vocabulary
-      that a secret order keyed by the token before it picks, by adding ``watermark_delta`` (above 0, at most 100) to
-      its logits before anything else is done to them; ``octavo.watermark`` finds the trace in the text. The same lists
-      as Text Generation Inference's on a CPU. The last two do nothing by themselves.
+    - ``watermark``: prefer, at each token, a share of the vocabulary that the token before it decides:
+      ``watermark_gamma`` (above 0, below 1) of it, by adding ``watermark_delta`` (above 0, at most 100) to its logits
+      before anything else changes them; ``octavo.watermark`` finds the trace in the text. The lists are those of Text
+      Generation Inference on a CPU. Gamma and delta do nothing by themselves.
     - ``logprobs``: how many of the most probable tokens to report beside the chosen one (0: the chosen one only); -1:
       the whole vocabulary; ``prompt_logprobs`` the same for prompt tokens. The highest allowed is the engine's
       ``max_logprobs``; see ``check_for_model``.

@@ -17,6 +17,7 @@ __all__ = [
     "descending",
     "distribution",
     "draw",
+    "green_list",
     "keep_min_p",
     "keep_top_k",
     "keep_top_p",
@@ -48,6 +49,16 @@ def descending(values: ArrayLike) -> NDArray[np.intp]:
 def rank(logits: ArrayLike, token: int) -> int:
     """The token's place in that order, from 1."""
     return int(np.flatnonzero(descending(logits) == token)[0]) + 1
+
+
+def green_list(previous: int, vocab_size: int, gamma: float) -> NDArray[np.int64]:
+    """The watermark's tokens after ``previous``: the beginning of a shuffle by mt19937, as torch shuffles on a CPU."""
+    numbers = np.random.RandomState(15485863 * previous & 0xFFFFFFFF).randint(0, 1 << 32, vocab_size, np.uint32)
+    order = np.arange(vocab_size)
+    for i in range(vocab_size - 1):
+        other = i + int(numbers[i]) % (vocab_size - i)
+        order[i], order[other] = order[other], order[i]
+    return order[: int(vocab_size * gamma)]
 
 
 def banned_by_words(words: Iterable[Sequence[int]], output_ids: Sequence[int]) -> set[int]:
@@ -88,8 +99,11 @@ def process_logits(
     output_ids: Sequence[int] = (),
     eos_ids: Sequence[int] = (),
 ) -> Doubles:
-    """Everything done to logits before the temperature: allowed ids, biases, bans, penalties."""
+    """Everything done to logits before the temperature: watermark, allowed ids, biases, bans, penalties."""
     x = np.asarray(logits, np.float64).copy()
+    known = [*prompt_ids, *output_ids]
+    if params.watermark and known:
+        x[green_list(known[-1], x.size, params.watermark_gamma)] += params.watermark_delta
     if params.allowed_token_ids:
         allowed = np.zeros(x.size, bool)
         allowed[list(params.allowed_token_ids)] = True
@@ -203,25 +217,25 @@ def draw(p: Doubles, u: float) -> int:
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """What a row should come to: the token, the distribution it was drawn from, and the raw log-probabilities."""
+    """What a row should come to: the token, the distribution it was drawn from, and the reported log-probabilities."""
 
     token: int
     probabilities: Doubles
-    raw_logprobs: Doubles
+    logprobs: Doubles
 
     @property
     def logprob(self) -> float:
-        """The raw log-probability of the chosen token."""
-        return float(self.raw_logprobs[self.token])
+        """The log-probability of the chosen token."""
+        return float(self.logprobs[self.token])
 
     @property
     def rank(self) -> int:
-        """The rank of the chosen token by raw log-probability."""
-        return rank(self.raw_logprobs, self.token)
+        """The rank of the chosen token by log-probability."""
+        return rank(self.logprobs, self.token)
 
     def top(self, k: int) -> list[int]:
-        """The k most probable tokens."""
-        return [int(token) for token in descending(self.raw_logprobs)[:k]]
+        """The k most probable tokens, without those of probability 0."""
+        return [int(token) for token in descending(self.logprobs)[:k] if self.logprobs[token] > -np.inf]
 
 
 def reference_row(
@@ -249,4 +263,10 @@ def reference_row(
             typical_p=params.typical_p,
         )
         token = draw(p, uniform(seed, sample_index, len(prompt_ids) + len(output_ids)))
-    return ReferenceRow(token, p, log_softmax(logits))
+    if params.logprobs_mode == "raw":
+        return ReferenceRow(token, p, log_softmax(logits))
+    if params.greedy:
+        return ReferenceRow(token, p, log_softmax(x))
+    logprobs = np.full_like(p, -np.inf)
+    logprobs[p > 0] = np.log(p[p > 0])
+    return ReferenceRow(token, p, logprobs)
