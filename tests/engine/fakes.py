@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from octavo.backends.interface import SampledToken, SequenceWork, StepBatch, StepOutput
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.engine.request import EngineRequest, SequenceOutput
+from octavo.engine.request import EngineRequest, ProducedSequence, SequenceOutput
 from octavo.sampling.params import SamplingParams
 from octavo.sampling.rows import RowSampling
 
@@ -25,6 +26,7 @@ __all__ = [
     "greedy",
     "make_engine",
     "prompt_of",
+    "replayed",
     "request",
     "run",
 ]
@@ -255,6 +257,15 @@ def run(
 def collect(outputs: Iterable[SequenceOutput], answers: dict[tuple[str, int], Answer]) -> None:
     for output in outputs:
         answers.setdefault((output.request_id, output.index), Answer()).take(output)
+
+
+def replayed(item: EngineRequest, answers: Mapping[tuple[str, int], Answer]) -> EngineRequest | None:
+    """The request to give to a new engine after these answers of a lost one; None when nothing is left to do."""
+    found = [answers.get((item.request_id, index), Answer()) for index in range(item.params.num_sequences)]
+    if all(answer.finish_reason is not None for answer in found):
+        return None
+    produced = [ProducedSequence(list(answer.tokens), answer.finish_reason is not None) for answer in found]
+    return replace(item, produced=produced)
 
 
 def expected_answer(item: EngineRequest, index: int = 0, max_model_len: int = 1024) -> Answer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from octavo.backends.cpu import CpuBackend
 from octavo.backends.interface import SampledToken
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
-from octavo.engine.request import EngineRequest
+from octavo.engine.request import EngineRequest, ProducedSequence
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
 from octavo.sampling.params import SamplingParams
@@ -100,7 +101,7 @@ def load(model_path: Path) -> Iterator[Any]:
 
 
 def requests() -> list[EngineRequest]:
-    """32 of them: greedy and seeded, one answer and several, shared prefixes, penalties, log-probabilities."""
+    """32 of them: greedy and seeded, one answer and several, shared prefixes, penalties, bans, log-probabilities."""
     rng = random.Random(5)
     shared = [rng.randrange(VOCAB) for _ in range(70)]
     found = []
@@ -109,18 +110,24 @@ def requests() -> list[EngineRequest]:
         if number % 2:
             prompt = shared[: rng.choice((16, 40, 64, 70))] + prompt
         greedy = number % 3 == 0
-        params = SamplingParams(
-            n=1 if greedy else rng.choice((1, 1, 3)),
-            temperature=0.0 if greedy else rng.choice((0.7, 1.0, 1.5)),
-            top_p=rng.choice((1.0, 0.9)),
-            top_k=rng.choice((0, 40)),
-            seed=number,
-            max_tokens=rng.choice((1, 4, 20, 33)),
-            logprobs=2,
-            prompt_logprobs=rng.choice((None, None, None, 1)),
-            repetition_penalty=rng.choice((1.0, 1.0, 1.3)),
-            ignore_eos=True,
-        )
+        values = {
+            "n": 1 if greedy else rng.choice((1, 1, 3)),
+            "temperature": 0.0 if greedy else rng.choice((0.7, 1.0, 1.5)),
+            "top_p": rng.choice((1.0, 0.9)),
+            "top_k": rng.choice((0, 40)),
+            "seed": number,
+            "max_tokens": rng.choice((1, 4, 20, 33)),
+            "logprobs": 2,
+            "prompt_logprobs": rng.choice((None, None, None, 1)),
+            "repetition_penalty": rng.choice((1.0, 1.0, 1.3)),
+            "ignore_eos": True,
+        }
+        words = None
+        if number % 4 == 1:
+            values |= {"frequency_penalty": 0.4, "presence_penalty": 0.3, "min_tokens": min(3, values["max_tokens"])}
+            values |= {"stop_token_ids": list(range(0, VOCAB, 9)), "bad_words": ["a word and its like"]}
+            words = [(token, other) for token in range(0, VOCAB, 40) for other in range(1, VOCAB, 40)]
+        params = SamplingParams.from_mapping(values, bad_words_ids=words)
         found.append(EngineRequest(f"r{number}", prompt, params))
     return found
 
@@ -132,27 +139,64 @@ def run(
     alone: bool = False,
     rounds: int = 1,
     preempt: bool = False,
+    pause: bool = False,
+    crash: bool = False,
     **more: Any,
 ) -> Result:
     """The ids and log-probabilities of the last round, as exact values."""
-    engine = Engine(EngineConfig(**({"num_blocks": 400, "max_model_len": 1024} | more)), backend)
+    config = EngineConfig(**({"num_blocks": 400, "max_model_len": 1024} | more))
+    engine = Engine(config, backend)
     rng = random.Random(1)
     results: Result = {}
+    finished: set[tuple[str, int]] = set()
+    paused: list[str] = []
+    crashes = 0
     for _ in range(rounds):
         results = {}
         for batch in [[item] for item in items] if alone else [items]:
             for item in batch:
                 engine.add(item)
-            while engine.has_work():
+            while engine.has_work() or paused:
+                if pause and engine.scheduler.running and rng.random() < 0.5:
+                    paused.append(rng.choice(engine.scheduler.running).request_id)
+                    assert engine.pause(paused[-1])
+                if paused and (rng.random() < 0.4 or not engine.has_work()):
+                    assert engine.resume(paused.pop(rng.randrange(len(paused))))
+                if crash and rng.random() < 0.3:
+                    crashes += 1
+                    if rng.random() < 0.5:
+                        engine.step()  # what came of it is lost with the engine
+                    engine = Engine(config, backend)
+                    for item in batch:
+                        again = replay(item, results, finished)
+                        if again is not None:
+                            engine.add(again)
+                    if not engine.has_work():
+                        break
                 if preempt and engine.scheduler.running and rng.random() < 0.5:
                     engine.scheduler._preempt(rng.choice(engine.scheduler.running))
                 for output in engine.step():
                     tokens, scores = results.setdefault((output.request_id, output.index), ([], []))
                     tokens += [exact(token) for token in output.new_tokens]
                     scores += [score and exact(score) for score in output.prompt_logprobs or ()]
+                    if output.finished:
+                        finished.add((output.request_id, output.index))
             assert engine.check() == []
     assert not preempt or engine.counters.preemptions > 10
+    assert not pause or engine.counters.pauses > 10
+    assert not crash or crashes > 5
     return results
+
+
+def replay(item: EngineRequest, results: Result, finished: set[tuple[str, int]]) -> EngineRequest | None:
+    """What a new engine is given to go on after these results; None when the request is complete."""
+    keys = [(item.request_id, index) for index in range(item.params.num_sequences)]
+    if finished.issuperset(keys):
+        return None
+    produced = [
+        ProducedSequence([token[0] for token in results.get(key, ([], []))[0]], key in finished) for key in keys
+    ]
+    return replace(item, produced=produced)
 
 
 def exact(token: SampledToken) -> tuple[int, str, int, tuple[tuple[int, str], ...]]:
@@ -182,6 +226,9 @@ def alone(load: Any) -> Any:
         {"num_blocks": 24},
         {"preempt": True, "max_num_batched_tokens": 100},
         {"preempt": True, "max_num_batched_tokens": 100, "enable_prefix_caching": False},
+        {"crash": True},
+        {"crash": True, "max_num_batched_tokens": 100, "num_blocks": 24, "enable_prefix_caching": False},
+        {"pause": True, "max_num_batched_tokens": 100},
         {"alone": True},
         {"threads": 2},
         {"policy": "shortest", "capacity": "no_evict"},

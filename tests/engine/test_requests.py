@@ -296,6 +296,38 @@ def test_statistics_add_up() -> None:
     assert stats.usage == 0.0
 
 
+def test_the_work_and_the_times_of_the_last_step_are_reported() -> None:
+    engine, _ = make_engine(max_num_batched_tokens=30)
+    engine.add(request("a", prompt_of(40), greedy(3)))
+    engine.add(request("b", prompt_of(5, 1), greedy(3)))
+    busy = 0.0
+    work = []
+    while engine.has_work():
+        engine.step()
+        stats = engine.stats()
+        work.append((stats.step_prefill_tokens, stats.step_decode_tokens))
+        assert stats.step_tokens == stats.step_prefill_tokens + stats.step_decode_tokens
+        assert min(stats.schedule_seconds, stats.execute_seconds, stats.process_seconds) >= 0.0
+        busy += stats.schedule_seconds + stats.execute_seconds + stats.process_seconds
+    assert work == [(30, 0), (15, 1), (0, 2), (0, 1)]
+    assert engine.counters.busy_seconds == pytest.approx(busy)
+    assert engine.counters.prefill_tokens == 45
+
+
+def test_a_request_is_said_to_have_started_in_the_step_that_first_runs_it() -> None:
+    engine, _ = make_engine(max_num_seqs=2)
+    engine.add(request("a", prompt_of(20), SamplingParams(n=2, seed=1, max_tokens=3)))
+    engine.add(request("b", prompt_of(20, 1)))
+    started = []
+    while engine.has_work():
+        engine.step()
+        started.append(engine.started)
+    assert started[0] == ["a", "b"]
+    assert not any(started[1:])
+    assert engine.step() == []
+    assert engine.started == []
+
+
 def test_a_prompt_given_as_an_array_is_not_kept_nor_changed() -> None:
     engine, _ = make_engine()
     ids = np.asarray(prompt_of(20), np.int32)
