@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Serving"]
 
+# What clients of Text Generation Inference send that know an address and no name: `text-generation`, huggingface_hub.
+_NO_NAMES = ("", "tgi", "dummy")
+
 
 def _created() -> int:
     return int(time.time())
@@ -43,7 +46,7 @@ class Serving:
 
         A name that is not served is a Failure of kind not_found.
         """
-        if name is None or name == "":
+        if name is None or (name in _NO_NAMES and name not in self.model_names):
             return self.model_names[0]
         if name not in self.model_names:
             message = f"The model `{name}` does not exist."

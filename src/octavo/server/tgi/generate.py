@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Prepared",
-    "answer_compat",
     "compat_generate",
     "generate",
     "generate_stream",
@@ -89,11 +88,7 @@ async def generate_stream(call: Call) -> Response:
 
 async def compat_generate(call: Call) -> Response:
     """POST /: an array of one object, or server-sent events with ``stream``; the prompt is part of the text."""
-    return await answer_compat(call, await call.read(GenerateRequest))
-
-
-async def answer_compat(call: Call, request: GenerateRequest) -> Response:
-    """What ``/`` and ``/invocations`` answer to a body that has been read."""
+    request = await call.read(GenerateRequest)
     if request.stream:
         return await _stream(call, await prepare(call, request, streaming=True, return_full_text=True))
     prepared = await prepare(call, request, return_full_text=True)

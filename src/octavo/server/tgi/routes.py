@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from octavo.server.endpoints import Endpoint, Handler
+from octavo.server.openai.schemas_chat import ChatAnswer, ChatRequest
+from octavo.server.openai.schemas_completions import CompletionAnswer, CompletionRequest
+from octavo.server.openai.tokenize import TokenizeAnswer, TokenizeRequest
 from octavo.server.tgi import schemas
 from octavo.server.tgi.dialect import TGI
 from octavo.server.tgi.generate import compat_generate, generate, generate_stream
 from octavo.server.tgi.info import health, info
-from octavo.server.tgi.tokenize import tokenize
+from octavo.server.tgi.sagemaker import invocations
+from octavo.server.tgi.tokenize import chat_tokenize, tokenize
 from octavo.server.tgi.vertex import vertex
 
 if TYPE_CHECKING:
@@ -17,29 +21,47 @@ if TYPE_CHECKING:
 
 __all__ = ["endpoints"]
 
+STREAM = "text/event-stream"
+
 
 def endpoints(serving: Serving) -> list[Endpoint]:
     """The routes of this dialect."""
-    request, response = schemas.GenerateRequest, schemas.GenerateResponse
+    request = schemas.GenerateRequest
     return [
         _generating(
             "/",
             compat_generate,
-            "Generate, answering with an array or a stream",
+            "Generate an array of one text, or a stream",
             request,
-            list[response],
+            (list[schemas.GenerateResponse], STREAM),
         ),
-        _generating("/generate", generate, "Generate a text", request, response),
-        _generating("/generate_stream", generate_stream, "Generate a stream of tokens", request, "text/event-stream"),
+        _generating("/generate", generate, "Generate a text", request, schemas.GenerateResponse),
+        _generating("/generate_stream", generate_stream, "Generate a stream of tokens", request, STREAM),
+        _generating(
+            "/invocations",
+            invocations,
+            "Generate, chat or complete, whichever the body asks for",
+            (request, ChatRequest, CompletionRequest),
+            (list[schemas.GenerateResponse], ChatAnswer, CompletionAnswer, STREAM),
+        ),
         _generating("/vertex", vertex, "Generate for several inputs", schemas.VertexRequest, schemas.VertexResponse),
         Endpoint(
             method="POST",
             path="/tokenize",
             handler=tokenize,
             dialect=TGI,
-            summary="The tokens of a text",
-            body=request,
-            answer=list[schemas.SimpleToken],
+            summary="The tokens of a text, as TGI (`inputs`) or as vLLM (`prompt` or `messages`)",
+            body=(request, TokenizeRequest),
+            answer=(list[schemas.SimpleToken], TokenizeAnswer),
+        ),
+        Endpoint(
+            method="POST",
+            path="/chat_tokenize",
+            handler=chat_tokenize,
+            dialect=TGI,
+            summary="The prompt of a conversation and its tokens",
+            body=ChatRequest,
+            answer=schemas.ChatTokenizeResponse,
         ),
         Endpoint(
             method="GET",

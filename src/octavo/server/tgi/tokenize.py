@@ -5,8 +5,16 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from octavo.errors import OctavoError
 from octavo.server.endpoints import json_response
-from octavo.server.tgi.schemas import GenerateRequest, SimpleToken
+from octavo.server.failures import ClientGone, failure_of
+from octavo.server.openai.chat import chat_prompt
+from octavo.server.openai.errors import OPENAI
+from octavo.server.openai.schemas_chat import ChatRequest
+from octavo.server.openai.tokenize import tokenize as vllm_tokenize
+from octavo.server.tgi.dialect import template_failure
+from octavo.server.tgi.schemas import ChatTokenizeResponse, GenerateRequest, SimpleToken
+from octavo.server.tgi.shapes import Shape, shape_of
 from octavo.server.tgi.validation import Limits, validate
 
 if TYPE_CHECKING:
@@ -15,15 +23,40 @@ if TYPE_CHECKING:
     from octavo.frontend.tokenizer import Tokenizer
     from octavo.server.call import Call
 
-__all__ = ["simple_tokens", "tokenize"]
+__all__ = ["chat_tokenize", "simple_tokens", "tokenize"]
 
 
 async def tokenize(call: Call) -> Response:
-    """POST /tokenize: the tokens of the input, of which ``truncate`` keeps the last."""
+    """POST /tokenize: a body with ``inputs`` is TGI's; any other is vLLM's and answered as vLLM does, errors too."""
+    if shape_of(await call.body()) is Shape.generate:
+        return await _tokenize(call)
+    try:
+        return await vllm_tokenize(call)
+    except ClientGone:
+        raise
+    except Exception as error:
+        return OPENAI.failure_response(call.failed(failure_of(error)), call)
+
+
+async def _tokenize(call: Call) -> Response:
+    """The tokens of the input, of which ``truncate`` keeps the last."""
     request = await call.read(GenerateRequest)
     asked = validate(request, Limits.of(call.serving))
     tokens = simple_tokens(call.serving.llm.get_tokenizer(), asked.inputs)
     return json_response(tokens if asked.truncate is None else tokens[-asked.truncate :])
+
+
+async def chat_tokenize(call: Call) -> Response:
+    """POST /chat_tokenize: the prompt that ``/v1/chat/completions`` would make of the same body, and its tokens."""
+    request = await call.read(ChatRequest)
+    call.serving.check_model(request.model)
+    try:
+        text, _ = await chat_prompt(call.serving, request)
+    except OctavoError as error:
+        raise template_failure(str(error)) from error
+    tokenizer = call.serving.llm.get_tokenizer()
+    tokens = simple_tokens(tokenizer, text, add_special_tokens=bool(request.add_special_tokens))
+    return json_response(ChatTokenizeResponse(tokens, text))
 
 
 def simple_tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[SimpleToken]:
