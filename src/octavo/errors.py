@@ -8,6 +8,7 @@ __all__ = [
     "CapacityError",
     "ConfigError",
     "DownloadError",
+    "EngineCrashedError",
     "EngineDeadError",
     "GenerationError",
     "ModelError",
@@ -82,6 +83,10 @@ class DownloadError(OctavoError):
 
 class EngineDeadError(OctavoError):
     """The engine stopped on an internal error; every request in flight fails with this one, its cause attached."""
+
+
+class EngineCrashedError(OctavoError):
+    """A request ran when the engine crashed, several times over: it may be the cause and is not tried again."""
 
 
 class GenerationError(OctavoError):

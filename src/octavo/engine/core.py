@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -220,8 +221,11 @@ class Engine:
 
     # -- the step
 
-    def step(self) -> list[SequenceOutput]:
+    def step(self, announce: Callable[[list[str]], None] | None = None) -> list[SequenceOutput]:
         """Compute one step and return what changed. Does nothing without work.
+
+        ``announce`` is given the requests that are scheduled for the first time before anything of them is computed, so
+        that whoever looks after the engine knows what it was doing if it does not come back.
 
         When the back end raises, the sequences of the step give their blocks back and wait to be computed again, and
         the error goes on to the caller.
@@ -244,6 +248,8 @@ class Engine:
                 seq.row = item.row = self._make_row(seq)
             tokens += item.count
             work.append(item)
+        if announce is not None and scheduler.started:
+            announce(scheduler.started)
         ready = perf_counter()
         try:
             result = self.backend.execute(batch)

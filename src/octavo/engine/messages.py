@@ -31,6 +31,7 @@ __all__ = [
     "Reply",
     "Resume",
     "Start",
+    "Started",
     "StepStats",
     "ToEngine",
     "wire_request",
@@ -270,4 +271,10 @@ class Frame(_Message):
     stats: StepStats
 
 
-FromEngine = EngineInfo | Failed | Heartbeat | Frame
+class Started(_Message):
+    """Requests that the step that begins now computes for the first time. Sent before the step, which may kill."""
+
+    request_ids: list[str]
+
+
+FromEngine = EngineInfo | Failed | Heartbeat | Started | Frame

@@ -28,10 +28,14 @@ __all__ = ["EngineService"]
 
 
 class EngineService:
-    """One thread calls everything: `apply` for each command, then `turn`, which steps the engine if it has work."""
+    """One thread calls everything: `apply` for each command, then `turn`, which steps the engine if it has work.
 
-    def __init__(self, engine: Engine) -> None:
+    ``announce`` is called before a step with the requests that it computes for the first time.
+    """
+
+    def __init__(self, engine: Engine, announce: Callable[[list[str]], None] | None = None) -> None:
         self.engine = engine
+        self._announce = announce
         self._started = time.monotonic()
         self._refused: list[Refusal] = []
         self._replies: list[Reply] = []
@@ -85,7 +89,7 @@ class EngineService:
         started: list[str] = []
         stepped = engine.has_work()
         if stepped:
-            outputs = engine.step()
+            outputs = engine.step(self._announce)
             started = engine.started
         refused, self._refused = self._refused, []
         replies, self._replies = self._replies, []

@@ -18,14 +18,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.messages import Abort, Finish, Pause, Query, Resume
+from octavo.engine.messages import Abort, Finish, Frame, Pause, Query, Resume
 from octavo.errors import EngineCrashedError, EngineDeadError, OctavoError, ParameterError
 from octavo.frontend.engine_link import EngineLink, EngineLostError
 from octavo.frontend.observer import Observer
 from octavo.frontend.output_processor import OutputProcessor
 
 if TYPE_CHECKING:
-    from octavo.engine.messages import Frame
     from octavo.engine.request import EngineRequest
     from octavo.frontend.output_processor import RequestState
     from octavo.frontend.tokenizer import Tokenizer
@@ -114,6 +113,7 @@ class Dispatcher:
         self._queries: dict[int, tuple[str, Future[Any]]] = {}
         self._numbers = itertools.count()
         self._closing = False
+        self._faults: set[str] = set()  # observer methods that failed
         self._lost = False  # nothing is sent to an engine that is being replaced: it gets everything at once
         self._thread = threading.Thread(target=self._run, name="octavo-dispatcher", daemon=True)
         self._thread.start()
@@ -202,8 +202,10 @@ class Dispatcher:
                     if not self._closing:
                         self._replace(str(lost))
                     continue
-                if frame is not None:
+                if isinstance(frame, Frame):
                     self._take(frame)
+                elif frame is not None:
+                    self._mark_running(frame.request_ids)
         except BaseException as error:
             _log.error("the engine stopped: %s", error, exc_info=not isinstance(error, OctavoError))
             self.failure = error
@@ -221,6 +223,13 @@ class Dispatcher:
         self._notify(streams)
         self.link.close()
 
+    def _mark_running(self, request_ids: list[str]) -> None:
+        """These may be the cause if the engine crashes now."""
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.running = True
+
     def _take(self, frame: Frame) -> None:
         """Give what a frame says to the requests."""
         changed: list[Stream] = []
@@ -232,10 +241,8 @@ class Dispatcher:
                 changed.append(refused)
         for request_id in frame.started:
             begun = streams.get(request_id)
-            if begun is not None:
-                begun.running = True
-                if begun.state.metrics.scheduled_time is None:
-                    begun.state.metrics.scheduled_time = frame.time
+            if begun is not None and begun.state.metrics.scheduled_time is None:
+                begun.state.metrics.scheduled_time = frame.time
         processed = self.outputs.process(frame.outputs)
         for request_id, index, reason in processed.stops:
             self.link.send(Finish(request_id, index, reason))
@@ -361,7 +368,10 @@ class Dispatcher:
         try:
             method(*arguments)
         except Exception:
-            _log.exception("an observer failed in %s", getattr(method, "__name__", method))
+            name = getattr(method, "__name__", str(method))
+            if name not in self._faults:  # said once: it may well happen at every step
+                self._faults.add(name)
+                _log.exception("an observer failed in %s; further faults there are not logged", name)
 
     def _notify(self, streams: Sequence[Stream]) -> None:
         """Wake the consumers of these streams, each event loop once."""

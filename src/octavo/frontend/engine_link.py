@@ -29,6 +29,7 @@ from octavo.engine.messages import (
     FromEngine,
     Heartbeat,
     Start,
+    Started,
     wire_request,
 )
 from octavo.engine.request import EngineRequest
@@ -67,8 +68,11 @@ class EngineLink(Protocol):
         """Give the engine a command (any thread). Lost without error when the engine is."""
         ...
 
-    def receive(self) -> Frame | None:
-        """Wait for the next frame; None when something else woke the thread. Raises `EngineLostError`."""
+    def receive(self) -> Frame | Started | None:
+        """Wait for the next frame, or word of what it is going to be about; None when something else woke the thread.
+
+        Raises `EngineLostError`.
+        """
         ...
 
     def wake(self) -> None:
@@ -239,7 +243,7 @@ class ProcessLink:
             with contextlib.suppress(ChannelClosedError):  # the reading thread notices and replays
                 channel.send(command)
 
-    def receive(self) -> Frame | None:
+    def receive(self) -> Frame | Started | None:
         channel = self._channel
         assert channel is not None
         try:
@@ -256,7 +260,7 @@ class ProcessLink:
                 raise self._lost(f"the engine gave no sign of life for {self._hang_seconds:g} s and was killed")
             return None
         self._last_sign = now
-        if isinstance(message, Frame):
+        if isinstance(message, (Frame, Started)):
             return message
         if isinstance(message, Failed):
             self._reap()

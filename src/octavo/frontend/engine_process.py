@@ -11,7 +11,7 @@ import threading
 import time
 
 from octavo.engine.channel import Channel, ChannelClosedError
-from octavo.engine.messages import EngineInfo, Failed, Heartbeat, Start, ToEngine
+from octavo.engine.messages import EngineInfo, Failed, Heartbeat, Start, Started, ToEngine
 from octavo.engine.service import EngineService
 from octavo.errors import OctavoError
 
@@ -96,7 +96,7 @@ def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
             loaded.threads,
         )
     )
-    service = EngineService(engine)
+    service = EngineService(engine, lambda request_ids: channel.send(Started(request_ids)))
     while True:
         ready = service.has_work() and channel.backlog < _MOST_BACKLOG
         command = channel.receive(0 if ready else None)
