@@ -110,7 +110,7 @@ class Numbers:
         self.decode_steps = StepTimes()
         self.skipped_tokens = Histogram(TGI_BATCH)
         self.finished = dict.fromkeys(REASONS, 0)
-        # Those that ended with "error", by what was wrong: the engine refused them, it was lost, they failed themselves.
+        # Those that ended with "error", by what was wrong: the engine refused them, was lost, or they failed.
         self.refused_by_engine = 0
         self.broken_off = 0
         self.failed_alone = 0
