@@ -7,6 +7,7 @@ batches. When the collector does not answer they are dropped: serving does not w
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,20 +18,23 @@ from octavo.observability.access import AccessRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 __all__ = ["Tracer"]
 
 _log = logging.getLogger(__name__)
 
 _PATH = "/v1/traces"
-_EXPORT_SECONDS = 10  # longest one attempt to send a batch may take, retries included
+_EXPORT_SECONDS = 10  # longest it is tried to send a batch
+_CLOSE_SECONDS = 2.0
 
 
 class Tracer:
     """Makes the spans of requests and hands them to the exporter; see `connect`."""
 
-    def __init__(self, provider: TracerProvider) -> None:
+    def __init__(self, provider: TracerProvider, exporter: SpanExporter) -> None:
         self._provider = provider
+        self._exporter = exporter
         self._tracer = provider.get_tracer("octavo")
         self._broken = False
 
@@ -59,7 +63,7 @@ class Tracer:
         provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         exporter = OTLPSpanExporter(endpoint=urlunsplit(parts), timeout=_EXPORT_SECONDS)
         provider.add_span_processor(BatchSpanProcessor(exporter))
-        return cls(provider)
+        return cls(provider, exporter)
 
     def request(self, record: AccessRecord, headers: Mapping[str, str]) -> None:
         """Trace a request that has ended; ``headers`` are those it came with, ``traceparent`` among them."""
@@ -102,11 +106,19 @@ class Tracer:
         span.end(nanoseconds(record.end))
 
     def close(self) -> None:
-        """Send what is still to be sent, for as long as one attempt may take, and stop."""
+        """Send what is still to be sent, as far as that takes a few seconds, and stop."""
+        closing = threading.Thread(target=self._shutdown, name="octavo-traces", daemon=True)
+        closing.start()
+        closing.join(_CLOSE_SECONDS)
+        if closing.is_alive():  # the collector is down: the exporter would go on trying
+            self._exporter.shutdown()
+            closing.join(_CLOSE_SECONDS)
+
+    def _shutdown(self) -> None:
         try:
             self._provider.shutdown()
         except Exception:
-            _log.exception("traces could not be closed")
+            _log.exception("the exporter of traces could not be closed")
 
 
 def _attributes(record: AccessRecord) -> dict[str, Any]:
