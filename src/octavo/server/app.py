@@ -5,31 +5,41 @@ from __future__ import annotations
 import importlib
 import logging
 import re
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import compile_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from octavo.server import health
+from octavo.server import control, docs_page, health, openapi, page
+from octavo.server.access import report
 from octavo.server.call import Call
-from octavo.server.endpoints import Endpoint, NestedDialect
-from octavo.server.failures import ClientGone, Failure, Kind, failure_of
-from octavo.server.serving import Serving
+from octavo.server.cors import Cors
+from octavo.server.endpoints import Dialect, Endpoint, NestedDialect
+from octavo.server.failures import ClientGone, Failure, Kind
+from octavo.server.limits import Admission
+from octavo.server.security import KeyRing
+
+if TYPE_CHECKING:
+    from octavo.server.serving import Serving
 
 __all__ = ["App", "build_app"]
 
 _log = logging.getLogger(__name__)
 
-# Packages and modules that bring endpoints, each by a function `endpoints(serving)`.
-_SOURCES = ("octavo.server.openai", "octavo.server.tgi", "octavo.observability", "octavo.server.page")
+# Packages that bring the endpoints of a dialect, each by a function `endpoints(serving)`.
+_DIALECTS = ("octavo.server.openai", "octavo.server.tgi")
+
+_WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
-def build_app(serving: Serving) -> ASGIApp:
+def build_app(serving: Serving) -> App:
     """The application with the endpoints of every dialect."""
-    endpoints = list(health.endpoints(serving))
-    for name in _SOURCES:
+    endpoints = [*health.endpoints(serving), *control.endpoints(serving), *page.endpoints(serving)]
+    for name in _DIALECTS:
         try:
             make = getattr(importlib.import_module(name), "endpoints", None)
         except ImportError:
@@ -37,76 +47,206 @@ def build_app(serving: Serving) -> ASGIApp:
             continue
         if make is not None:
             endpoints.extend(make(serving))
+    endpoints.extend(docs_page.endpoints(serving, endpoints))
+    endpoints.extend(openapi.endpoints(endpoints, serving))
     return App(serving, endpoints)
 
 
+class Session(Protocol):
+    """A connection that outlives its requests (a WebSocket), to be told when the server is going to end."""
+
+    def drain(self) -> None:
+        """Take no more requests, and close when none runs."""
+        ...
+
+
 class App:
-    """Routes requests to endpoints."""
+    """Routes requests to endpoints: keys, limits and refusals come before a handler, words and records after it.
+
+    ``admission`` counts the calls that generate, ``keys`` checks API keys, ``sockets`` are the open WebSockets.
+    """
 
     def __init__(self, serving: Serving, endpoints: list[Endpoint]) -> None:
         self.serving = serving
         self.endpoints = endpoints
+        options = serving.options
+        self.keys = KeyRing.from_options(options)
+        self.admission = Admission(options.max_concurrent_requests, options.max_concurrent_per_key)
+        self.sockets: set[Session] = set()
+        self._cors = Cors(options.cors_allow_origins)
         self._plain = NestedDialect()
+        self._page = Endpoint(
+            method="GET", path="/", handler=page.index, dialect=self._plain, summary="The page", guarded=False
+        )
         self._fixed: dict[str, dict[str, Endpoint]] = {}
         self._patterns: list[tuple[re.Pattern[str], dict[str, Endpoint]]] = []
         patterns: dict[str, dict[str, Endpoint]] = {}
         for endpoint in endpoints:
             table = patterns if "{" in endpoint.path else self._fixed
-            table.setdefault(endpoint.path, {})[endpoint.method] = endpoint
+            methods = table.setdefault(endpoint.path, {})
+            if endpoint.method in methods:
+                raise ValueError(f"{endpoint.method} {endpoint.path} has two endpoints")
+            methods[endpoint.method] = endpoint
         for path, methods in patterns.items():
             self._patterns.append((compile_path(path)[0], methods))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        call = Call(self.serving, Request(scope, receive, send))
-        self.serving.calls.setdefault(call.request_id, set()).add(call)
+        """Answer one request."""
+        if scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        elif scope["type"] == "websocket":
+            from octavo.server.websocket import serve_socket
+
+            await serve_socket(self, scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, sender = Call(self.serving, Request(scope, receive)), _Sender(send)
         endpoint: Endpoint | None = None
-        try:
+        dialect: Dialect = self._plain
+        admitted = False
+        with self.registered(call):
             try:
-                endpoint = self._find(scope)
-                response = await endpoint.handler(call)
+                try:
+                    methods = self._find(scope, call)
+                    endpoint = None if methods is None else _choose(methods, scope["method"])
+                    if methods:
+                        dialect = (endpoint or next(iter(methods.values()))).dialect
+                    response = await self._before(call, scope, endpoint, methods)
+                    if response is None:
+                        assert endpoint is not None
+                        if endpoint.generates:
+                            self.admit(call.tenant)
+                            admitted = True
+                        response = await call.until_gone(endpoint.handler(call))
+                except ClientGone:
+                    raise
+                except Exception as error:
+                    response = dialect.failure_response(call.failed(error), call)
+                self._add_headers(call, response)
+                await response(scope, receive, sender)
             except ClientGone:
-                return
-            except Exception as error:
-                failure = call.failed(failure_of(error))
-                dialect = self._plain if endpoint is None else endpoint.dialect
-                response = dialect.failure_response(failure, call)
-            response.headers["X-Request-Id"] = call.request_id
-            await self._send(response, scope, receive, send)
-        finally:
-            call.close()
-            same = self.serving.calls.get(call.request_id)
-            if same is not None:
-                same.discard(call)
-                if not same:
-                    del self.serving.calls[call.request_id]
+                sender.status = 499  # what nginx calls it, and what no client sees
+            finally:
+                if admitted:
+                    self.admission.leave(call.tenant)
+                call.close()
+                route = "none" if endpoint is None else endpoint.path
+                report(call, scope["method"], scope["path"], route, sender.status, sender.size)
 
-    async def _send(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await response(scope, receive, send)
-        except ClientGone:
-            return
-
-    def _find(self, scope: Scope) -> Endpoint:
-        path, method = scope["path"], scope["method"]
-        methods: dict[str, Endpoint] | None = self._fixed.get(path)
+    async def _before(
+        self, call: Call, scope: Scope, endpoint: Endpoint | None, methods: Mapping[str, Endpoint] | None
+    ) -> Response | None:
+        """What comes before the handler: preflights, the key, refusals, the body."""
+        method, path = scope["method"], scope["path"]
+        if method == "OPTIONS":
+            preflight = self._cors.preflight(call.request.headers)
+            if preflight is not None:
+                return preflight
+        if endpoint is None or endpoint.guarded:
+            call.tenant = self.keys.check(call.request.headers)
         if methods is None:
-            for pattern, candidates in self._patterns:
-                match = pattern.match(path)
-                if match is not None:
-                    scope["path_params"] = _parameters(match)
-                    methods = candidates
-                    break
-        if methods is None:
-            raise Failure(Kind.not_found, f"There is no {path}.", code="not_found")
-        endpoint = methods.get(method)
+            raise Failure(Kind.not_found, f"There is no {_shown(path)}.", code="not_found")
         if endpoint is None:
-            allow = ", ".join(sorted(methods))
-            message = f"{path} takes {allow}, not {method}."
+            allow = ", ".join(_allowed(methods))
+            if method == "OPTIONS":
+                return Response(status_code=204, headers={"Allow": allow})
+            message = f"{_shown(path)} takes {allow}, not {_shown(method)}."
             raise Failure(Kind.method_not_allowed, message, headers={"Allow": allow})
-        return endpoint
+        if endpoint.generates and self.serving.draining:
+            raise draining()
+        if method not in _WITHOUT_BODY:
+            await call.body()
+        return None
+
+    def admit(self, tenant: str | None) -> None:
+        """Take a place among the calls that generate (``admission.leave`` gives it back), or raise a Failure."""
+        if self.serving.draining:
+            raise draining()
+        self.admission.enter(tenant)
+
+    @contextmanager
+    def registered(self, call: Call) -> Iterator[None]:
+        """Have a call among those that are being answered, where cancelling and draining find it."""
+        calls = self.serving.calls.setdefault(call.request_id, set())
+        calls.add(call)
+        try:
+            yield
+        finally:
+            calls.discard(call)
+            if not calls:
+                del self.serving.calls[call.request_id]
+
+    @contextmanager
+    def answering(self, call: Call, route: str) -> Iterator[None]:
+        """What every generating request gets, for those that are not an HTTP request: a place, and a record at the end.
+
+        A Failure when there is no place. Failures that end the call are to be given to ``call.failed``.
+        """
+        self.admit(call.tenant)
+        try:
+            with self.registered(call):
+                yield
+        finally:
+            self.admission.leave(call.tenant)
+            failure = call.record.failure
+            status = 499 if call.gone else 200 if failure is None else failure.status
+            report(call, "WS", route, route, status, 0)
+
+    def _find(self, scope: Scope, call: Call) -> Mapping[str, Endpoint] | None:
+        """The endpoints of a path by method, None when there are none."""
+        path: str = scope["path"]
+        found = self._fixed.get(path)
+        if found is not None:
+            if path == "/" and page.wants_page(call.request.headers):
+                return {**found, "GET": self._page}
+            return found
+        for pattern, candidates in self._patterns:
+            match = pattern.match(path)
+            if match is not None:
+                scope["path_params"] = match.groupdict()
+                return candidates
+        return None
+
+    def _add_headers(self, call: Call, response: Response) -> None:
+        headers = response.raw_headers
+        headers.append((b"x-request-id", call.request_id.encode()))
+        if self.serving.draining:
+            headers.append((b"connection", b"close"))
+        self._cors.add(call.request.headers, headers)
 
 
-def _parameters(match: re.Match[str]) -> dict[str, Any]:
-    return dict(match.groupdict())
+class _Sender:
+    """Sends what it is given, and remembers the status and how many bytes it was."""
+
+    __slots__ = ("_send", "size", "status")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 500
+        self.size = 0
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self.size += len(message.get("body", b""))
+        await self._send(message)
+
+
+def draining() -> Failure:
+    """What a request gets that comes when the server is about to end, or still runs when it does."""
+    return Failure(Kind.unavailable, "The server is shutting down.", code="draining", retry_after=1)
+
+
+def _choose(methods: Mapping[str, Endpoint], method: str) -> Endpoint | None:
+    return methods.get("GET" if method == "HEAD" else method)
+
+
+def _allowed(methods: Mapping[str, Endpoint]) -> list[str]:
+    more = {"OPTIONS"} | ({"HEAD"} if "GET" in methods else set())
+    return sorted({*methods, *more})
+
+
+def _shown(text: str) -> str:
+    """Text of a client as a message may show it."""
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -13,9 +13,10 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
-from octavo.server.failures import ClientGone, Failure, Kind
+from octavo.frontend.input_processor import parse_prompt
+from octavo.server.failures import ClientGone, Failure, Kind, failure_of
 
 if TYPE_CHECKING:
     from octavo.frontend.input_processor import Prompt
@@ -28,19 +29,23 @@ __all__ = ["Call", "CallRecord"]
 
 T = TypeVar("T")
 
-_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_SANE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """What the access log says about a call beside its status: numbers of tokens, and the times of its generations."""
+    """What is known of a call for the log: numbers of tokens, and the times of the generation that ended last."""
 
+    model: str | None = None
+    stream: bool = False
+    body_bytes: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    generations: int = 0
-    metrics: RequestMetrics | None = None  # of the generation that ended last
+    finish_reasons: tuple[str, ...] = ()
+    metrics: RequestMetrics | None = None
     failure: Failure | None = None
+    cause: BaseException | None = None
 
 
 @lru_cache(maxsize=256)
@@ -52,11 +57,12 @@ def _decoder(type_: Any) -> msgspec.json.Decoder[Any]:
 class Call:
     """One HTTP request.
 
-    ``request_id`` is the client's ``X-Request-Id`` when it is at most 128 printable characters, else a fresh one;
-    ``tenant`` the name of the API key it came with; ``arrival`` the time it came in, of ``time.monotonic``.
+    ``request_id`` is the client's ``X-Request-Id`` when it is at most 128 letters, digits and ``._:@/+=-``, else a
+    fresh one; ``tenant`` the name of the API key it came with; ``arrival`` the time it came in, of ``time.monotonic``;
+    ``gone`` whether its client has closed the connection. ``request`` may be a WebSocket, which has no body.
     """
 
-    def __init__(self, serving: Serving, request: Request, *, tenant: str | None = None) -> None:
+    def __init__(self, serving: Serving, request: HTTPConnection, *, tenant: str | None = None) -> None:
         self.serving = serving
         self.request = request
         self.tenant = tenant
@@ -65,8 +71,9 @@ class Call:
         self.request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         self.record = CallRecord()
         self.gone = False
-        self.cancelled = False
-        self._engine_ids: set[str] = set()
+        self._body: bytes | None = None
+        self._generations: dict[str, _Deadline] = {}  # by the engine's id of each
+        self._interrupted: Failure | None = None
         self._count = 0
         self._watcher: asyncio.Task[None] | None = None
         self._watched: asyncio.Task[Any] | None = None
@@ -87,13 +94,17 @@ class Call:
 
     async def body(self) -> bytes:
         """The body as it came; a Failure when it is larger than ``max_body_bytes`` or takes too long to come."""
-        limit = self.serving.options.max_body_bytes
+        if self._body is not None:
+            return self._body
+        assert isinstance(self.request, Request)
+        options = self.serving.options
+        limit = options.max_body_bytes
         with suppress(ValueError):
             if int(self.request.headers.get("content-length", "0")) > limit:
                 raise _too_large(limit)
         pieces, size = [], 0
         try:
-            async with asyncio.timeout(self.serving.options.body_timeout):
+            async with asyncio.timeout(options.body_timeout):
                 async for piece in self.request.stream():
                     size += len(piece)
                     if size > limit:
@@ -103,10 +114,11 @@ class Call:
             self.gone = True
             raise ClientGone from None
         except TimeoutError:
-            seconds = self.serving.options.body_timeout
-            message = f"The body did not come within {seconds:g} seconds."
-            raise Failure(Kind.timeout, message, status=408, headers={"Connection": "close"}) from None
-        return b"".join(pieces)
+            message = f"The body did not come within {options.body_timeout:g} seconds."
+            raise Failure(Kind.timeout, message, status=408) from None
+        self.record.body_bytes = size
+        self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return self._body
 
     # -- generation
 
@@ -127,62 +139,77 @@ class Call:
         overloaded. ``request_id`` may name the generation (an id of the dialect); the cancel route takes either it or
         the id of the call.
         """
-        options = self.serving.options
+        llm, options = self.serving.llm, self.serving.options
+        if self._interrupted is not None:
+            raise self._interrupted.again()
         self._check_queue()
-        if isinstance(prompt, str) and not add_special_tokens:
-            prompt = {"prompt_token_ids": self.serving.llm.get_tokenizer().encode(prompt, add_special_tokens=False)}
         engine_id = self._engine_id(request_id)
-        stream = self.serving.llm.generate(prompt, params, engine_id, priority=priority, output_kind=kind)
-        self._engine_ids.add(engine_id)
-        deadline = _Deadline(self, options.request_timeout, options.queue_timeout)
-        output: RequestOutput | None = None
+        stream = llm._stream(parse_prompt(prompt), params, engine_id, priority, kind, add_special_tokens)
+        deadline = _Deadline(self, engine_id, options.request_timeout, options.queue_timeout)
+        self._generations[engine_id] = deadline
+        generated = 0
         try:
             while True:
                 output = await deadline.next(stream)
                 if output is None:
                     return
-                self._note(output)
+                if kind == "delta" or output.finished:
+                    for completion in output.outputs:
+                        generated += len(completion.token_ids)
+                if output.finished:
+                    self._note(output, generated)
                 yield output
         finally:
             deadline.close()
-            self._engine_ids.discard(engine_id)
+            del self._generations[engine_id]
             await stream.aclose()
 
-    def cancel(self) -> list[str]:
-        """Mark the call cancelled; gives the engine's ids of what runs for it, which are to be aborted."""
-        self.cancelled = True
-        return sorted(self._engine_ids)
+    @property
+    def engine_ids(self) -> list[str]:
+        """The engine's ids of what is being generated for this call."""
+        return list(self._generations)
+
+    def interrupt(self, failure: Failure) -> None:
+        """End what is being generated for this call, and what it would start, with ``failure``."""
+        self._interrupted = failure
+        for deadline in list(self._generations.values()):
+            deadline.expire(failure)
 
     def _engine_id(self, wanted: str | None) -> str:
         """An id no running request has, even when two clients give the same X-Request-Id."""
         if wanted is None:
             wanted = self.request_id if self._count == 0 else f"{self.request_id}-{self._count}"
         self._count += 1
-        shared = self.serving.calls.get(self.request_id, ())
-        taken = wanted in self._engine_ids or any(wanted in call._engine_ids for call in shared if call is not self)
-        return f"{wanted}-{uuid.uuid4().hex[:8]}" if taken else wanted
+        same = self.serving.calls.get(self.request_id, ())
+        if wanted in self._generations or any(wanted in call._generations for call in same):
+            return f"{wanted}-{uuid.uuid4().hex[:8]}"
+        return wanted
 
     def _check_queue(self) -> None:
         bound = self.serving.options.max_queued_requests
         if bound is None:
             return
-        waiting: int = getattr(self.serving.llm, "num_waiting", 0)
+        waiting = self.serving.llm.num_waiting
         if waiting >= bound:
-            message = f"{waiting} requests wait already, and at most {bound} may: try again later."
+            message = f"Model is overloaded: {waiting} requests wait, and at most {bound} may. Try again later."
             raise Failure(Kind.overloaded, message, code="queue_full", retry_after=1)
 
-    def _note(self, output: RequestOutput) -> None:
-        if not output.finished:
-            return
+    def _note(self, output: RequestOutput, generated: int) -> None:
         record = self.record
-        record.generations += 1
         record.prompt_tokens += len(output.prompt_token_ids)
         record.cached_tokens += output.num_cached_tokens
+        record.generated_tokens += generated
+        record.finish_reasons += tuple(one.finish_reason for one in output.outputs if one.finish_reason is not None)
         record.metrics = output.metrics
 
-    def failed(self, failure: Failure) -> Failure:
-        """Remember for the log what the call failed on."""
-        self.record.failure = failure
+    def failed(self, error: BaseException) -> Failure:
+        """The failure ``error`` stands for, remembered for the log and the metrics."""
+        failure = failure_of(error)
+        if self.record.failure is None:
+            self.record.failure, self.record.cause = failure, error
+            observer = self.serving.observer
+            if observer is not None:
+                observer.failed(failure, cause=error)
         return failure
 
     # -- the client
@@ -194,7 +221,8 @@ class Call:
                 work.close()
             raise ClientGone
         if self._watcher is None:
-            self._watcher = asyncio.ensure_future(self._watch())
+            assert isinstance(self.request, Request)
+            self._watcher = asyncio.ensure_future(self._watch(self.request))
         task = asyncio.current_task()
         assert task is not None
         before, outer = task.cancelling(), self._watched
@@ -208,9 +236,9 @@ class Call:
         finally:
             self._watched = outer
 
-    async def _watch(self) -> None:
+    async def _watch(self, request: Request) -> None:
         """Wait for the disconnect: what comes on the connection before it is the rest of a body nobody wants."""
-        while (await self.request.receive())["type"] != "http.disconnect":
+        while (await request.receive())["type"] != "http.disconnect":
             pass
         self.gone = True
         if self._watched is not None:
@@ -223,40 +251,51 @@ class Call:
 
 
 def _too_large(limit: int) -> Failure:
-    return Failure(Kind.too_large, f"The body is larger than {limit} bytes.", headers={"Connection": "close"})
+    return Failure(Kind.too_large, f"The body is larger than {limit} bytes.", code="body_too_large")
 
 
 class _Deadline:
-    """Interrupts the wait for a generation's next output when its time is up: one timer, however many outputs."""
+    """Ends a generation when its time is up or it is told to: one timer each, however many outputs there are."""
 
-    def __init__(self, call: Call, total: float | None, queue: float | None) -> None:
-        self._call = call
+    def __init__(self, call: Call, engine_id: str, total: float | None, queue: float | None) -> None:
+        self._llm = call.serving.llm
+        self._engine_id = engine_id
         self._waiting: asyncio.Task[Any] | None = None
         self._expired: Failure | None = None
-        self._timers: list[asyncio.TimerHandle] = []
+        self._abort: asyncio.Future[bool] | None = None
+        self._total_timer: asyncio.TimerHandle | None = None
         self._queue_timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         if total is not None:
             left = call.arrival + total - time.monotonic()
-            message = f"The request took longer than {total:g} seconds."
-            failure = Failure(Kind.timeout, message, code="request_timeout")
-            self._timers.append(loop.call_later(max(0.0, left), self._expire, failure))
+            failure = Failure(Kind.timeout, f"The request took longer than {total:g} seconds.", code="request_timeout")
+            self._total_timer = loop.call_later(max(0.0, left), self.expire, failure)
         if queue is not None:
             message = f"The request waited longer than {queue:g} seconds to start."
-            failure = Failure(Kind.queue_timeout, message, code="queue_timeout", retry_after=max(1.0, queue))
-            self._queue_timer = loop.call_later(queue, self._expire, failure)
-            self._timers.append(self._queue_timer)
+            failure = Failure(Kind.queue_timeout, message, code="queue_timeout", retry_after=queue)
+            left = call.arrival + queue - time.monotonic()
+            self._queue_timer = loop.call_later(max(0.0, left), self._expire_in_queue, failure)
 
-    def _expire(self, failure: Failure) -> None:
-        if self._expired is None:
-            self._expired = failure
-            if self._waiting is not None:
-                self._waiting.cancel()
+    def expire(self, failure: Failure) -> None:
+        """End the generation with ``failure``, now when its reader waits for it, else when it reads on."""
+        if self._expired is not None:
+            return
+        self._expired = failure
+        if self._waiting is not None:
+            self._waiting.cancel()
+        else:
+            # The reader may be held up by its client for long; what it would read is not worth computing.
+            self._abort = asyncio.ensure_future(self._llm.abort(self._engine_id))
+
+    def _expire_in_queue(self, failure: Failure) -> None:
+        stream = self._llm._dispatcher._streams.get(self._engine_id)
+        if stream is not None and stream.state.metrics.scheduled_time is None:
+            self.expire(failure)
 
     async def next(self, stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
         """The next output, None at the end."""
         if self._expired is not None:
-            raise self._expired
+            raise self._expired.again()
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()
@@ -265,15 +304,14 @@ class _Deadline:
             output = await anext(stream, None)
         except asyncio.CancelledError:
             if self._expired is not None and task.uncancel() <= before:
-                raise self._expired from None
+                raise self._expired.again() from None
             raise
         finally:
             self._waiting = None
-        if self._queue_timer is not None:
-            self._queue_timer.cancel()
-            self._queue_timer = None
         return output
 
     def close(self) -> None:
-        for timer in self._timers:
-            timer.cancel()
+        """Stop the timers."""
+        for timer in (self._total_timer, self._queue_timer):
+            if timer is not None:
+                timer.cancel()

@@ -77,6 +77,18 @@ class Failure(Exception):
         self.headers = dict(headers or {})
         self.status = _STATUS[kind] if status is None else status
 
+    def again(self) -> Failure:
+        """The same failure to be raised once more: one object raised in several tasks would mix up tracebacks."""
+        return Failure(
+            self.kind,
+            self.message,
+            param=self.param,
+            code=self.code,
+            retry_after=self.retry_after,
+            headers=self.headers,
+            status=self.status,
+        )
+
 
 class ClientGone(Exception):
     """The client closed its connection: nobody waits for an answer any more."""
@@ -110,9 +122,9 @@ def failure_of(error: BaseException) -> Failure:
         return Failure(Kind.invalid, str(error), code="context_length_exceeded")
     if isinstance(error, errors.GenerationError):
         return Failure(Kind.generation, str(error), code="generation")
+    if isinstance(error, errors.EngineCrashedError):
+        return Failure(Kind.generation, str(error), code="engine_crashed")
     if isinstance(error, errors.EngineDeadError):
-        if type(error).__name__ == "EngineCrashedError":
-            return Failure(Kind.generation, str(error), code="engine_crashed")
         return Failure(Kind.unavailable, str(error), code="engine_unavailable", retry_after=5)
     if isinstance(error, msgspec.ValidationError):
         return _of_validation(error)

@@ -12,9 +12,10 @@ from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
     from octavo.server.call import Call
+    from octavo.server.endpoints import Handler
     from octavo.server.serving import Serving
 
-__all__ = ["endpoints"]
+__all__ = ["Load", "Version", "endpoints"]
 
 
 class Version(msgspec.Struct):
@@ -24,19 +25,14 @@ class Version(msgspec.Struct):
 
 
 class Load(msgspec.Struct):
-    """How much the server has to do."""
+    """How many requests the engine has."""
 
     server_load: int
 
 
-def _alive(serving: Serving) -> bool:
-    """Whether the engine gave a sign of life lately; asks nothing of the engine, so it is answered at once."""
-    alive: bool = getattr(serving.llm, "engine_alive", serving.llm.failure is None)
-    return alive
-
-
 async def _health(call: Call) -> Response:
-    if not _alive(call.serving):
+    """Asks nothing of the engine, whose last sign of life is known, so that it is answered at once."""
+    if not call.serving.llm.engine_alive:
         raise Failure(Kind.unavailable, "The engine does not answer.", code="engine_unavailable", retry_after=1)
     return Response(status_code=200)
 
@@ -55,28 +51,21 @@ async def _load(call: Call) -> Response:
     return json_response(Load(call.serving.llm.num_running))
 
 
+def _open(method: str, path: str, handler: Handler, summary: str) -> Endpoint:
+    dialect = NestedDialect()
+    return Endpoint(method=method, path=path, handler=handler, dialect=dialect, summary=summary, guarded=False)
+
+
 def endpoints(serving: Serving) -> list[Endpoint]:
     """The routes of this file."""
     plain = NestedDialect()
     return [
-        Endpoint(
-            method="GET",
-            path="/health",
-            handler=_health,
-            dialect=plain,
-            summary="200 while the engine lives, else 503",
-            guarded=False,
-        ),
-        Endpoint(
-            method="GET",
-            path="/ready",
-            handler=_ready,
-            dialect=plain,
-            summary="200 while new requests are taken, else 503",
-            guarded=False,
-        ),
+        _open("GET", "/health", _health, "200 while the engine lives, else 503"),
+        _open("GET", "/ready", _ready, "200 while new requests are taken, else 503"),
+        _open("GET", "/ping", _health, "The same as /health"),
+        _open("POST", "/ping", _health, "The same as /health"),
         Endpoint(method="GET", path="/version", handler=_version, dialect=plain, summary="The version", answer=Version),
         Endpoint(
-            method="GET", path="/load", handler=_load, dialect=plain, summary="Requests being answered", answer=Load
+            method="GET", path="/load", handler=_load, dialect=plain, summary="Requests in the engine", answer=Load
         ),
     ]

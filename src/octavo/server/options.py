@@ -41,8 +41,8 @@ _INTEGERS = {
 _MAY_BE_NONE = ("max_concurrent_per_key", "max_queued_requests", "max_input_tokens", "max_total_tokens")
 
 
-def _option(default: Any, doc: str) -> Any:
-    return field(default=default, metadata={"doc": doc})
+def _option(default: Any, doc: str, *, secret: bool = False) -> Any:
+    return field(default=default, metadata={"doc": doc}, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +57,17 @@ class ServerOptions:
     uds: str | None = _option(None, "path of a Unix socket to listen on in place of host and port")
     ssl_certfile: str | None = _option(None, "certificate chain (PEM) to serve HTTPS with")
     ssl_keyfile: str | None = _option(None, "private key (PEM) of the certificate; default: in ssl_certfile")
-    ssl_keyfile_password: str | None = _option(None, "password of the private key")
+    ssl_keyfile_password: str | None = _option(None, "password of the private key", secret=True)
 
     # Who may use it, and under which name.
     served_model_name: tuple[str, ...] = _option(
         (), "name the model is served under; may be given several times; default: the model as it was named"
     )
     api_key: tuple[str, ...] = _option(
-        (), "key every route but /health, /ready and /ping asks for, KEY or NAME:KEY; may be given several times"
+        (),
+        "key every route but /health, /ready and /ping asks for, KEY or NAME:KEY; may be given several times; "
+        "the environment variable OCTAVO_API_KEY adds one",
+        secret=True,
     )
     api_key_file: str | None = _option(None, "file with one KEY or NAME:KEY a line; read again when it changes")
     cors_allow_origins: tuple[str, ...] = _option(

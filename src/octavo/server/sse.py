@@ -11,7 +11,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.failures import ClientGone, Failure, failure_of
+from octavo.server.failures import ClientGone, Failure
 
 if TYPE_CHECKING:
     from octavo.server.call import Call
@@ -40,6 +40,7 @@ async def sse_response(
     request that fails at once is answered with its real status: its exception comes out of here. A failure after that
     ends the stream with the frames ``on_failure`` makes of it. The iterator is closed when the client goes.
     """
+    call.record.stream = True
     first = asyncio.ensure_future(_next(events))
     try:
         await call.until_gone(asyncio.wait({first}, timeout=call.serving.options.sse_keep_alive))
@@ -107,7 +108,7 @@ class _EventStream(Response):
         except (ClientGone, asyncio.CancelledError):
             raise
         except Exception as error:
-            frames = self._on_failure(self._call.failed(failure_of(error)))
+            frames = self._on_failure(self._call.failed(error))
             body = frames if isinstance(frames, bytes) else b"".join(frames)
             await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:

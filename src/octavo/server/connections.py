@@ -1,0 +1,292 @@
+"""One HTTP connection with bounds: on the size and time of a head, on pipelining, on what waits for a slow reader."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from octavo.server.endpoints import NestedDialect
+from octavo.server.failures import Failure, Kind
+
+if TYPE_CHECKING:
+    import uvicorn
+    from uvicorn.server import ServerState
+
+__all__ = ["ConnectionLimits", "GuardedProtocol"]
+
+# Requests sent before the answers to those before them; more than a client has use for, less than hurts.
+_MAX_PIPELINED = 8
+# After an answer the client did not expect yet, its bytes are read and dropped for a while: a connection closed with
+# bytes unread is reset, and the answer may be lost with it.
+_LINGER_SECONDS = 2.0
+_LINGER_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class ConnectionLimits:
+    """What one connection may do, and how many of them there may be; ``refused`` counts those that did more."""
+
+    max_connections: int
+    max_header_bytes: int
+    header_timeout: float
+    idle_timeout: float
+    write_timeout: float
+    write_buffer_bytes: int
+    refused: int = 0
+
+
+class _Refused(Exception):
+    """Raised in a callback of the parser, to stop it."""
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol on httptools, with bounds. Each wait has a timer; none ticks while nothing happens."""
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(config, server_state, {}, loop)
+        self._limits = limits
+        self._in_head = False
+        self._in_message = False
+        self._head_bytes = 0
+        self._refusal: Failure | None = None
+        self._discarding = False
+        self._discarded = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._end_timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._unsent = 0
+
+    # -- the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """A client connected."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
+        if len(self.connections) > self._limits.max_connections:
+            message = f"{self._limits.max_connections} connections are open already: try again later."
+            self._refuse(Failure(Kind.unavailable, message, code="connections", retry_after=1))
+            return
+        self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_timeout, self.timeout_keep_alive_handler)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is over, whoever ended it."""
+        for timer in (self._head_timer, self._end_timer, self._stall_timer, self.timeout_keep_alive_task):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def close(self) -> None:
+        """Close after what is written has gone out; a client that does not read it is cut off."""
+        self.transport.close()
+        if self._end_timer is None:
+            self._end_timer = self.loop.call_later(self._limits.write_timeout, self.transport.abort)
+
+    def linger(self) -> None:
+        """Close the sending side, drop what still comes for a short while, then close."""
+        if self._discarding:
+            return
+        self._discarding = True
+        self._stop_head_timer()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.resume_reading()
+        self._end_timer = self.loop.call_later(_LINGER_SECONDS, self.close_now)
+
+    def close_now(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request came for the idle time."""
+        if not self.transport.is_closing():
+            self.close()
+
+    # -- what comes in
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes came."""
+        if self._discarding:
+            self._discarded += len(data)
+            if self._discarded > _LINGER_BYTES:
+                self.close_now()
+            return
+        self._unset_keepalive_if_required()
+        if self._in_head:
+            self._head_bytes += len(data)  # the parser reports a field when it is complete, which it may never be
+        try:
+            if self._in_head and self._head_bytes > 2 * self._limits.max_header_bytes:
+                raise self._head_too_large()
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self._stop_head_timer()
+                self.handle_websocket_upgrade()
+                return
+            self.cycle.keep_alive = False  # the parser reads no further, so this answer is the last
+        except (httptools.HttpParserError, _Refused):
+            self._refuse(self._refusal or Failure(Kind.invalid, "This is not HTTP.", code="http"))
+            return
+        if self._head_timer is None and not self._answering() and (self._in_head or not self._in_message):
+            self._head_timer = self.loop.call_later(self._limits.header_timeout, self._head_timed_out)
+
+    def eof_received(self) -> None:
+        """The client sends no more: it is taken to be gone, as one that closed cannot be told from it."""
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._in_head = self._in_message = True
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the request line's target."""
+        super().on_url(url)
+        if len(self.url) > self._limits.max_header_bytes:
+            raise self._head_too_large()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One field of the head."""
+        super().on_header(name, value)
+        # What is kept for a field is more than its bytes: many short ones count for what they take.
+        self._head_bytes += len(name) + len(value) + 32
+        if self._head_bytes > 2 * self._limits.max_header_bytes:
+            raise self._head_too_large()
+
+    def on_headers_complete(self) -> None:
+        """The head is complete: the request starts, or waits for those before it."""
+        self._in_head = False
+        self._stop_head_timer()
+        _set_date(self.server_state)
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            self._refusal = Failure(Kind.invalid, "Too many requests are sent ahead.", code="http")
+            raise _Refused
+        if self._discarding:
+            raise _Refused
+        before = self.cycle
+        super().on_headers_complete()
+        if self.cycle is not before:
+            self.cycle.transport = _Ending(self)  # type: ignore[assignment]
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        self._in_message = False
+        super().on_message_complete()
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _head_too_large(self) -> _Refused:
+        message = f"The head of the request is larger than {self._limits.max_header_bytes} bytes."
+        self._refusal = Failure(Kind.too_large, message, code="http", status=431)
+        return _Refused()
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        message = f"The head of the request did not come within {self._limits.header_timeout:g} seconds."
+        self._refuse(Failure(Kind.timeout, message, code="http", status=408))
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    # -- what goes out
+
+    def on_response_complete(self) -> None:
+        """An answer is complete. When its request is not, the connection ends: the rest could go on for ever."""
+        if self._in_message and not self._in_head and not self.pipeline and not self.transport.is_closing():
+            self.server_state.total_requests += 1
+            self.linger()
+            return
+        super().on_response_complete()
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answer what is not a request and close, but not into the middle of another answer."""
+        self._limits.refused += 1
+        if self.transport.is_closing():
+            return
+        if self._answering():
+            self.pipeline.clear()
+            self.cycle.keep_alive = False
+            self._discarding = True
+            return
+        response = NestedDialect().failure_response(failure, None)
+        head = [f"HTTP/1.1 {failure.status} {_PHRASES.get(failure.status, 'Error')}\r\n".encode()]
+        head.extend(name + b": " + value + b"\r\n" for name, value in response.raw_headers)
+        self.transport.write(b"".join([*head, b"connection: close\r\n\r\n", bytes(response.body)]))
+        self.linger()
+
+    def pause_writing(self) -> None:
+        """The client does not keep up with what is written to it."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        super().resume_writing()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+
+    def _watch_reader(self) -> None:
+        self._unsent = self.transport.get_write_buffer_size()
+        self._stall_timer = self.loop.call_later(self._limits.write_timeout, self._stalled)
+
+    def _stalled(self) -> None:
+        if self.transport.get_write_buffer_size() < self._unsent:
+            self._watch_reader()
+        else:
+            self.close_now()
+
+
+class _Ending:
+    """The transport as an answer sees it: closing it spares a client that has not sent all of its request."""
+
+    __slots__ = ("_protocol", "is_closing", "write")
+
+    def __init__(self, protocol: GuardedProtocol) -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        protocol = self._protocol
+        if protocol._in_message or protocol._discarding or protocol.flow.read_paused:
+            protocol._discarding = False
+            protocol.linger()
+        else:
+            protocol.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol.transport, name)
+
+
+_PHRASES = {
+    400: "Bad Request",
+    408: "Request Timeout",
+    431: "Request Header Fields Too Large",
+    503: "Service Unavailable",
+}
+
+_date_of = 0
+
+
+def _set_date(state: ServerState) -> None:
+    """The Date header of the answers from now on; made anew when the second has changed."""
+    global _date_of
+    now = int(time.time())
+    if now != _date_of or not state.default_headers:
+        _date_of = now
+        state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
