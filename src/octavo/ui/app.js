@@ -94,7 +94,7 @@ async function readModels() {
     const { data } = await (await request("/v1/models")).json();
     select.replaceChildren(...data.map(({ id }) => new Option(id, id)));
     const length = data[0]?.max_model_len;
-    const context = length ? `, context ${length.toLocaleString("en")} tokens` : "";
+    const context = length ? `, ${length.toLocaleString("en")} tokens` : "";
     $("model-line").textContent = data.length ? data[0].id + context : "";
     document.title = data.length ? `octavo: ${data[0].id}` : "octavo";
   } catch (error) {

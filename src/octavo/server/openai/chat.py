@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from octavo.server.openai.schemas_chat import Message
     from octavo.server.serving import Serving
 
-__all__ = ["chat", "chat_prompt"]
+__all__ = ["chat", "chat_prompt", "prepare"]
 
 _encountered: set[str] = set()  # templates that have been compiled and tried
 
@@ -71,7 +71,7 @@ class _Plan:
 async def chat(call: Call) -> Response:
     """The handler of ``/v1/chat/completions``."""
     request = await read_body(call, ChatRequest)
-    plan = await _plan(call, request)
+    plan = await prepare(call, request)
     kind = "delta" if request.stream else "final"
     (generation,) = start(call, request, [plan.prompt], [plan.params], plan.labels, kind)  # type: ignore[arg-type]
     if request.stream:
@@ -83,7 +83,8 @@ async def chat(call: Call) -> Response:
 # -- from the body to what the engine runs
 
 
-async def _plan(call: Call, request: ChatRequest) -> _Plan:
+async def prepare(call: Call, request: ChatRequest) -> _Plan:
+    """Check a request and make ready what the engine runs; anything wrong with it is a failure."""
     serving = call.serving
     model = serving.check_model(request.model)
     max_logprobs = serving.options.engine.max_logprobs

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from octavo.sampling.params import SamplingParams
     from octavo.server.call import Call
 
-__all__ = ["completions"]
+__all__ = ["completions", "prepare"]
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -67,7 +67,7 @@ class _Plan:
 async def completions(call: Call) -> Response:
     """The handler of ``/v1/completions``."""
     request = await read_body(call, CompletionRequest)
-    plan = await _plan(call, request)
+    plan = await prepare(call, request)
     if request.stream:
         generations = start(call, request, plan.prompts, plan.params, plan.labels, "delta")
         return await sse_response(call, _events(plan, generations), on_failure=error_events)
@@ -79,7 +79,8 @@ async def completions(call: Call) -> Response:
 # -- from the body to what the engine runs
 
 
-async def _plan(call: Call, request: CompletionRequest) -> _Plan:
+async def prepare(call: Call, request: CompletionRequest) -> _Plan:
+    """Check a request and make ready what the engine runs; anything wrong with it is a failure."""
     serving = call.serving
     llm, options = serving.llm, serving.options
     model = serving.check_model(request.model)

@@ -15,7 +15,7 @@ from octavo.server.sse import data_event
 if TYPE_CHECKING:
     from octavo.server.call import Call
 
-__all__ = ["DONE", "OPENAI", "ErrorBody", "ErrorDetail", "OpenAIDialect", "error_events", "read_body"]
+__all__ = ["DONE", "OPENAI", "ErrorBody", "ErrorDetail", "OpenAIDialect", "error_body", "error_events", "read_body"]
 
 T = TypeVar("T")
 
@@ -58,7 +58,8 @@ def _status(failure: Failure) -> int:
     return 400 if failure.kind is Kind.unsupported_media else failure.status
 
 
-def _body(failure: Failure) -> ErrorBody:
+def error_body(failure: Failure) -> ErrorBody:
+    """The body that reports a failure."""
     status = _status(failure)
     message, param = failure.message, failure.param
     type_ = _TYPES.get(status, "APIError")
@@ -71,7 +72,7 @@ def _body(failure: Failure) -> ErrorBody:
 
 def error_events(failure: Failure) -> bytes:
     """How a stream ends on a failure: the status line has gone out, so the error is an event, and the end is marked."""
-    return data_event(_body(failure)) + DONE
+    return data_event(error_body(failure)) + DONE
 
 
 class OpenAIDialect:
@@ -81,7 +82,7 @@ class OpenAIDialect:
 
     def failure_response(self, failure: Failure, call: Call | None) -> Response:
         """The answer that reports ``failure``."""
-        return json_response(_body(failure), _status(failure), failure_headers(failure))
+        return json_response(error_body(failure), _status(failure), failure_headers(failure))
 
 
 OPENAI = OpenAIDialect()
