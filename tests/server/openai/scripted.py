@@ -1,0 +1,70 @@
+"""A server whose model says what the prompt tells it to: the whole dialect in milliseconds, without a real model.
+
+The text after the last ``say:`` of the prompt is the answer, a token a byte. Without one it goes on with the alphabet.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.loading import LoadedModel
+from tests.frontend.fakes import EOS, ScriptBackend, load_fake
+from tests.server.running import RunningServer
+
+__all__ = ["CONTEXT", "events", "refusal", "scripted_model", "scripted_server"]
+
+CONTEXT = 512  # tokens of prompt and answer
+_ALPHABET = b"abcdefghijklmnopqrstuvwxyz"
+
+
+def _told(known: Sequence[int], prompt: int) -> int:
+    text = bytes(token for token in known[:prompt] if token < 256)
+    place = len(known) - prompt
+    if b"say:" not in text:
+        return _ALPHABET[place % 26]
+    answer = text.rpartition(b"say:")[2].partition(b"(assistant)")[0]
+    return answer[place] if place < len(answer) else EOS
+
+
+def scripted_model(*, chat_template: bool = True, **options: Any) -> LoadedModel:
+    """The model of this module; ``options`` are those of the engine."""
+    model = load_fake(ScriptBackend(_told, num_blocks=512, max_model_len=CONTEXT), **options)
+    if not chat_template:
+        model.tokenizer.chat_templates.clear()
+    return model
+
+
+def scripted_server(
+    *, chat_template: bool = True, engine: dict[str, Any] | None = None, **options: Any
+) -> RunningServer:
+    """A server of it; ``options`` are those of the server."""
+    llm = AsyncLLM.from_loaded(scripted_model(chat_template=chat_template, **(engine or {})))
+    return RunningServer(llm=llm, served_model_name="scripted", **(engine or {}), **options)
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of a stream's events, which has to be marked as ended."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = [block for block in response.text.split("\n\n") if block and not block.startswith(":")]
+    assert all(block.startswith("data: ") for block in blocks)
+    assert blocks[-1] == "data: [DONE]"
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+
+
+def refusal(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """The error of an answer that has to be one, in OpenAI's nested shape."""
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["code"] == status
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return error
