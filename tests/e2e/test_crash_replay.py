@@ -1,4 +1,4 @@
-"""The engine's process is killed, faulted or stopped under 32 streams of the real model: every one ends as undisturbed."""
+"""The engine's process is killed, faulted or stopped under 32 streams of the real model: all end as undisturbed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.outputs import RequestOutput
 from octavo.sampling.params import SamplingParams
 
-WORDS = "the river remembers every stone it has moved and tells the sea about them at night".split()
+TALE = "the river remembers every stone it has moved and tells the sea about them at night"
 
 
 def requests() -> list[tuple[str, SamplingParams]]:
     """32 requests: greedy and seeded, long and short prompts, n = 2, stop strings, log-probabilities, penalties."""
     made = []
+    words = TALE.split()
     for index in range(32):
         length = (3, 40, 150, 9)[index % 4]
-        prompt = " ".join(WORDS[(index + place) % len(WORDS)] for place in range(length))
+        prompt = " ".join(words[(index + place) % len(words)] for place in range(length))
         more: dict[str, Any] = {"max_tokens": 24 + index, "ignore_eos": index % 3 == 0}
         if index % 2:
             more |= {"temperature": 0.9, "seed": index, "n": 2 if index % 8 == 1 else 1}
@@ -70,7 +71,7 @@ def llm() -> Iterator[AsyncLLM]:
     # 150 blocks hold about half of the requests, so that some are preempted when the engine is lost.
     made = AsyncLLM(separate_process=True, engine_timeout=1.5, num_gpu_blocks_override=150, max_num_batched_tokens=256)
     yield made
-    pid = made.engine_info.pid if made.engine_info else 0
+    pid = made.engine_info.pid
     made.shutdown()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -89,7 +90,6 @@ async def test_no_stream_sees_the_engine_die(
     while progress[0] < after:
         await asyncio.sleep(0.001)
     info = llm.engine_info
-    assert info is not None
     os.kill(info.pid, blow)
     assert await running == undisturbed
     assert llm.engine_restarts == restarts + 1
@@ -107,9 +107,7 @@ async def test_two_blows_in_one_run_are_survived_too(llm: AsyncLLM, undisturbed:
     for after in (50, 500):
         while progress[0] < after:
             await asyncio.sleep(0.001)
-        info = llm.engine_info
-        assert info is not None
-        os.kill(info.pid, signal.SIGKILL)
+        os.kill(llm.engine_info.pid, signal.SIGKILL)
     assert await running == undisturbed
     assert llm.engine_restarts == restarts + 2
 
@@ -117,16 +115,13 @@ async def test_two_blows_in_one_run_are_survived_too(llm: AsyncLLM, undisturbed:
 async def test_a_stopped_engine_is_not_alive_before_it_is_replaced(llm: AsyncLLM) -> None:
     assert llm.engine_alive
     info = llm.engine_info
-    assert info is not None
     os.kill(info.pid, signal.SIGSTOP)
     async with asyncio.timeout(30):
         while llm.engine_alive:
             await asyncio.sleep(0.01)
         while not llm.engine_alive:
             await asyncio.sleep(0.01)
-    replaced = llm.engine_info
-    assert replaced is not None
-    assert replaced.pid != info.pid
+    assert llm.engine_info.pid != info.pid
 
 
 def test_errors_of_the_start_are_raised_here_as_they_are(tmp_path: Any) -> None:
@@ -142,7 +137,6 @@ def test_errors_of_the_start_are_raised_here_as_they_are(tmp_path: Any) -> None:
 async def test_a_closed_llm_refuses_and_leaves_no_process() -> None:
     llm = AsyncLLM(separate_process=True)
     info = llm.engine_info
-    assert info is not None
     stream = llm.generate("once", SamplingParams(max_tokens=500, ignore_eos=True))
     await anext(stream)
     await asyncio.to_thread(llm.shutdown)

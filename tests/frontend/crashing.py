@@ -11,7 +11,7 @@ from octavo.engine.messages import Add, Command, EngineInfo, Frame, FromEngine, 
 from octavo.engine.request import EngineRequest
 from octavo.engine.service import EngineService
 from octavo.errors import EngineDeadError
-from octavo.frontend.engine_link import EngineLostError
+from octavo.frontend.engine_link import EngineLostError, engine_info
 from octavo.frontend.loading import LoadedModel
 
 __all__ = ["CrashingLink"]
@@ -101,8 +101,11 @@ class CrashingLink:
         with self._condition:
             self._commands.clear()
             self.alive = True
-        config = self.loaded.engine.config
-        return EngineInfo(1, self.loaded.vocab_size, config.max_model_len, config.num_blocks, 16, "", {}, {})
+        return self.info
+
+    @property
+    def info(self) -> EngineInfo:
+        return engine_info(self.loaded)
 
     def close(self) -> None:
         self.alive = False

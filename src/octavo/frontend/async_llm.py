@@ -68,7 +68,7 @@ class AsyncLLM:
                 raise ParameterError(name, seconds, "a number of seconds above 0")
         if not separate_process:
             loaded = load_engine(self.options)
-            self._start(loaded, LocalLink(loaded.engine, loaded.close), observer, most_unread)
+            self._start(loaded, LocalLink(loaded), observer, most_unread)
             return
         # Found, and fetched when it is not here, by this process: it shows the errors, and a restart needs no network.
         path = resolve_model(self.options.model)
@@ -95,8 +95,6 @@ class AsyncLLM:
             memory_report=info.memory_report,
         )
         self._start(remote, link, observer, most_unread)
-        if observer is not None:
-            observer.engine_started(info)
 
     @classmethod
     def from_loaded(
@@ -105,7 +103,7 @@ class AsyncLLM:
         """An AsyncLLM on an engine that is already loaded."""
         llm = cls.__new__(cls)
         llm.options = loaded.options
-        llm._start(loaded, LocalLink(loaded.engine, loaded.close), observer, most_unread)
+        llm._start(loaded, LocalLink(loaded), observer, most_unread)
         return llm
 
     def _start(self, loaded: ModelFacts, link: EngineLink, observer: Observer | None, most_unread: int | None) -> None:
@@ -124,15 +122,19 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         output_kind: OutputKind = "cumulative",
+        add_special_tokens: bool = True,
+        tenant: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt, yielding outputs as they come; the last one has ``finished`` set.
 
         With ``output_kind`` "cumulative" each output holds everything so far, with "delta" what is new since the one
         before, with "final" there is one output at the end. A choice among sequences (``best_of`` above ``n``) can
         only be made at the end, so then there is one output too. Leaving the iteration (break, cancellation) aborts
-        the request within one engine step.
+        the request within one engine step. Without ``add_special_tokens`` a prompt given as text is tokenised as it
+        is. ``tenant`` is whom the policy ``fair`` counts the request for.
         """
-        return self._stream(parse_prompt(prompt), sampling_params, request_id, priority, output_kind, True)
+        parsed = parse_prompt(prompt)
+        return self._stream(parsed, sampling_params, request_id, priority, output_kind, add_special_tokens, tenant)
 
     def chat(
         self,
@@ -159,7 +161,7 @@ class AsyncLLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         prompt = PromptText(text, None)
-        return self._stream(prompt, sampling_params, request_id, priority, output_kind, False)
+        return self._stream(prompt, sampling_params, request_id, priority, output_kind, False, None)
 
     async def _stream(
         self,
@@ -169,6 +171,7 @@ class AsyncLLM:
         priority: int | None,
         output_kind: OutputKind,
         add_special_tokens: bool,
+        tenant: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
         if output_kind not in ("cumulative", "delta", "final"):
             raise ParameterError("output_kind", output_kind, "one of cumulative, delta, final")
@@ -183,6 +186,7 @@ class AsyncLLM:
         request, state = self._inputs.request(
             request_id, prompt, params, token_ids=token_ids, add_special_tokens=add_special_tokens, priority=priority
         )
+        request.tenant = tenant
         dispatcher = self._dispatcher
         stream = Stream(request, state, asyncio.get_running_loop(), paced=output_kind != "final")
         dispatcher.add(stream)
@@ -254,9 +258,13 @@ class AsyncLLM:
         return self._dispatcher.failure is None and self._link.alive
 
     @property
-    def engine_info(self) -> EngineInfo | None:
-        """The process, sizes and limits of an engine in a process of its own, else None."""
-        return self._link.info if isinstance(self._link, ProcessLink) else None
+    def engine_info(self) -> EngineInfo:
+        """The process, sizes and limits of the engine; of the last one while it is being replaced."""
+        return self._link.info
+
+    def has_started(self, request_id: str) -> bool:
+        """Whether an engine has begun to compute a request; true also for one that has ended or is unknown."""
+        return self._dispatcher.has_started(request_id)
 
     @property
     def engine_restarts(self) -> int:

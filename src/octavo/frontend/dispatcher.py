@@ -115,6 +115,7 @@ class Dispatcher:
         self._closing = False
         self._faults: set[str] = set()  # observer methods that failed
         self._lost = False  # nothing is sent to an engine that is being replaced: it gets everything at once
+        self._observe(self._observer.engine_started, link.info)
         self._thread = threading.Thread(target=self._run, name="octavo-dispatcher", daemon=True)
         self._thread.start()
 
@@ -176,6 +177,11 @@ class Dispatcher:
         with self._lock:
             return sum(1 for stream in self._streams.values() if stream.state.metrics.scheduled_time is None)
 
+    def has_started(self, request_id: str) -> bool:
+        """Whether something was computed for a request; true also when it has ended or is unknown."""
+        stream = self._streams.get(request_id)
+        return stream is None or stream.state.metrics.scheduled_time is not None
+
     def check(self) -> None:
         """Raise when nothing can be sent any more."""
         if self.failure is not None:
@@ -209,6 +215,7 @@ class Dispatcher:
         except BaseException as error:
             _log.error("the engine stopped: %s", error, exc_info=not isinstance(error, OctavoError))
             self.failure = error
+            self._observe(self._observer.engine_lost, str(error), 0, len(self._streams))
         with self._lock:
             self._closing = True
             streams = list(self._streams.values())
@@ -334,6 +341,7 @@ class Dispatcher:
                     self._fail(stream, EngineCrashedError(f"{message}; the last: {reason}"))
                     failed.append(stream)
         self._notify(failed)
+        self._observe(self._observer.engine_lost, reason, len(self._streams), len(failed))
         self._start_again(reason)
         self._end_aborted()
         with self._lock:
@@ -346,7 +354,6 @@ class Dispatcher:
             for number, (name, _) in self._queries.items():
                 self.link.send(Query(number, name))
         self.restarts += 1
-        self._observe(self._observer.engine_lost, reason, len(replayed), len(failed))
         _log.warning("the engine runs again; %d requests replayed, %d given up", len(replayed), len(failed))
 
     def _start_again(self, reason: str) -> None:

@@ -15,11 +15,10 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import octavo.errors
 from octavo.engine.channel import Channel, ChannelClosedError
-from octavo.engine.core import Engine
 from octavo.engine.messages import (
     Add,
     Command,
@@ -36,11 +35,31 @@ from octavo.engine.request import EngineRequest
 from octavo.engine.service import EngineService
 from octavo.errors import EngineDeadError, OctavoError
 
-__all__ = ["EngineLink", "EngineLostError", "LocalLink", "ProcessLink"]
+if TYPE_CHECKING:
+    from octavo.frontend.loading import LoadedModel
+
+__all__ = ["EngineLink", "EngineLostError", "LocalLink", "ProcessLink", "engine_info"]
 
 _log = logging.getLogger(__name__)
 
 _FRESH_HEARTBEATS = 3  # heartbeats that may be missed before the engine counts as not alive
+
+
+def engine_info(loaded: LoadedModel) -> EngineInfo:
+    """What the front end has to know of an engine in this process."""
+    config = loaded.engine.config
+    return EngineInfo(
+        os.getpid(),
+        loaded.vocab_size,
+        loaded.max_model_len,
+        config.num_blocks,
+        config.block_size,
+        loaded.memory_report,
+        dict(loaded.config),
+        dict(loaded.generation_config),
+        loaded.isa,
+        loaded.threads,
+    )
 
 
 class EngineLostError(Exception):
@@ -53,6 +72,11 @@ class EngineLink(Protocol):
     @property
     def replaceable(self) -> bool:
         """Whether `restart` can give a new engine after this one is lost."""
+        ...
+
+    @property
+    def info(self) -> EngineInfo:
+        """Sizes and limits of the engine that runs, or ran last."""
         ...
 
     @property
@@ -97,9 +121,10 @@ class LocalLink:
 
     replaceable = False
 
-    def __init__(self, engine: Engine, close: Any) -> None:
-        self.service = EngineService(engine)
-        self._close = close
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.service = EngineService(loaded.engine)
+        self.info = engine_info(loaded)
+        self._close = loaded.close
         self._condition = threading.Condition()
         self._commands: list[Command | EngineRequest] = []
         self._woken = False
@@ -180,7 +205,13 @@ class ProcessLink:
         self._ready = False
         self._last_sign = 0.0
         self._closed = False
-        self.info: EngineInfo | None = None
+        self._info: EngineInfo | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        if self._info is None:
+            raise RuntimeError("the engine has not been started")
+        return self._info
 
     @property
     def alive(self) -> bool:
@@ -222,7 +253,7 @@ class ProcessLink:
                 raise EngineDeadError(f"the engine could not start: its process {self._reap()}") from None
             self._last_sign = time.monotonic() if message is not None else self._last_sign
             if isinstance(message, EngineInfo):
-                self.info = message
+                self._info = message
                 self._ready = True
                 return message
             if isinstance(message, Failed):

@@ -11,7 +11,7 @@ import threading
 import time
 
 from octavo.engine.channel import Channel, ChannelClosedError
-from octavo.engine.messages import EngineInfo, Failed, Heartbeat, Start, Started, ToEngine
+from octavo.engine.messages import Failed, Heartbeat, Start, Started, ToEngine
 from octavo.engine.service import EngineService
 from octavo.errors import OctavoError
 
@@ -76,27 +76,13 @@ def main(descriptor: int) -> int:
 
 
 def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
-    from octavo.backends.cpu.backend import instruction_set
+    from octavo.frontend.engine_link import engine_info
     from octavo.frontend.loading import load_engine
     from octavo.frontend.options import EngineOptions
 
     loaded = load_engine(EngineOptions.from_kwargs(**start.options), with_tokenizer=False)
-    engine = loaded.engine
-    channel.send(
-        EngineInfo(
-            os.getpid(),
-            loaded.vocab_size,
-            loaded.max_model_len,
-            engine.config.num_blocks,
-            engine.config.block_size,
-            loaded.memory_report,
-            dict(loaded.config),
-            dict(loaded.generation_config),
-            instruction_set(),
-            loaded.threads,
-        )
-    )
-    service = EngineService(engine, lambda request_ids: channel.send(Started(request_ids)))
+    channel.send(engine_info(loaded))
+    service = EngineService(loaded.engine, lambda request_ids: channel.send(Started(request_ids)))
     while True:
         ready = service.has_work() and channel.backlog < _MOST_BACKLOG
         command = channel.receive(0 if ready else None)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.backends.cpu import CpuBackend
+from octavo.backends.cpu.backend import instruction_set
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
@@ -72,6 +73,7 @@ class LoadedModel:
     plan: MemoryPlan | None = None
     backend: Any = None
     threads: int = 0
+    isa: str = ""
     resources: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -155,5 +157,6 @@ def load_engine(
             plan=plan,
             backend=backend,
             threads=threads,
+            isa=instruction_set(),
             resources=stack.pop_all(),
         )

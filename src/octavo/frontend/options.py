@@ -16,7 +16,7 @@ DEFAULT_MODEL = "smollm2-135m"
 
 _QUANTIZATIONS = (None, "none", "w8", "w4")
 _KV_CACHE_DTYPES = ("auto", "bf16", "f32")
-_POLICIES = ("fcfs", "priority", "shortest")
+_POLICIES = ("fcfs", "priority", "shortest", "fair")
 _CAPACITIES = ("max_utilization", "no_evict")
 _BLOCK_SIZES = (16,)
 _MAX_TOKENS = 1 << 24
@@ -67,8 +67,8 @@ class EngineOptions:
         None, "size of the KV cache in bytes, in place of what memory_utilization gives"
     )
     num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks, in place of a computed one")
-    scheduling_policy: Literal["fcfs", "priority", "shortest"] = _option(
-        "fcfs", "order of admission: fcfs, priority or shortest"
+    scheduling_policy: Literal["fcfs", "priority", "shortest", "fair"] = _option(
+        "fcfs", "order of admission: fcfs, priority, shortest or fair (tenants take turns)"
     )
     capacity: Literal["max_utilization", "no_evict"] = _option(
         "max_utilization",
