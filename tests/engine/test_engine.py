@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ from tests.engine.fakes import (
     run,
 )
 
-POLICIES = ("fcfs", "priority", "shortest")
+POLICIES = ("fcfs", "priority", "shortest", "fair")
 CAPACITIES = ("max_utilization", "no_evict")
 
 
@@ -47,7 +48,8 @@ def mixed_requests(seed: int, count: int, *, longest: int = 90, policy: str = "f
             prompt_logprobs=rng.choice((None, None, None, 0)),
         )
         priority = rng.randint(-1, 1) if policy == "priority" else 0
-        requests.append(request(f"r{number}", prompt, params, eos_ids=(3, 4), priority=priority))
+        tenant = rng.choice((None, "a", "b")) if policy == "fair" else None
+        requests.append(request(f"r{number}", prompt, params, eos_ids=(3, 4), priority=priority, tenant=tenant))
     return requests
 
 
@@ -140,7 +142,9 @@ def test_any_configuration_gives_every_request_its_own_answer(
     assert_expected(answers, requests)
 
 
-@pytest.mark.parametrize(("policy", "capacity"), [("priority", "max_utilization"), ("shortest", "no_evict")])
+@pytest.mark.parametrize(
+    ("policy", "capacity"), [("priority", "max_utilization"), ("shortest", "no_evict"), ("fair", "max_utilization")]
+)
 def test_ten_thousand_random_operations_leave_no_block_behind(policy: str, capacity: str) -> None:
     rng = random.Random(9)
     engine, _ = make_engine(24, max_num_batched_tokens=48, max_num_seqs=8, policy=policy, capacity=capacity)
@@ -152,7 +156,7 @@ def test_ten_thousand_random_operations_leave_no_block_behind(policy: str, capac
         operation = rng.random()
         if operation < 0.35 and len(live) < 12:
             source = rng.choice(stock)
-            item = request(f"q{number}", source.prompt_ids, source.params, eos_ids=(3, 4), priority=source.priority)
+            item = replace(source, request_id=f"q{number}")
             engine.add(item)
             live[item.request_id] = everything[item.request_id] = item
         elif operation < 0.42 and live:

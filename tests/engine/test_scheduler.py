@@ -141,7 +141,7 @@ def test_shortest_lets_a_long_request_be_overtaken_only_so_often(bound: int) -> 
     assert order.index("long") == bound
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest"])
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "shortest", "fair"])
 @pytest.mark.parametrize("capacity", ["max_utilization", "no_evict"])
 def test_a_request_that_fits_only_alone_runs_without_starving_others(policy: str, capacity: str) -> None:
     engine, _ = make_engine(8, policy=policy, capacity=capacity, starvation_bound=6)

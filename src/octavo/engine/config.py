@@ -8,7 +8,7 @@ from octavo.errors import ConfigError
 
 __all__ = ["CAPACITY_POLICIES", "SCHEDULING_POLICIES", "EngineConfig"]
 
-SCHEDULING_POLICIES = ("fcfs", "priority", "shortest")
+SCHEDULING_POLICIES = ("fcfs", "priority", "shortest", "fair")
 CAPACITY_POLICIES = ("max_utilization", "no_evict")
 
 
@@ -17,8 +17,10 @@ class EngineConfig:
     """How the engine shares the KV cache and the steps between sequences.
 
     ``policy`` orders admission: ``fcfs`` by arrival; ``priority`` by priority (lower first), then arrival; ``shortest``
-    by the prompt tokens that no cached prefix covers, then arrival. ``capacity``: ``max_utilization`` admits what fits
-    now and preempts the youngest when memory runs out; ``no_evict`` admits only what fits to its last token.
+    by the prompt tokens that no cached prefix covers, then arrival; ``fair`` lets tenants take turns, the one that was
+    given the fewest tokens first, and orders the requests of each by arrival.
+    ``capacity``: ``max_utilization`` admits what fits now and preempts the youngest when memory runs out; ``no_evict``
+    admits only what fits to its last token.
     ``starvation_bound`` is how many admissions may overtake a sequence that is long (``shortest``) or does not fit yet.
     """
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.config import EngineConfig
+from octavo.engine.fairness import FairQueue
 from octavo.engine.sequence import FINISHED, HELD, PAUSED, RUNNING, WAITING, Group, Sequence
 from octavo.engine.stats import Counters
 from octavo.engine.waiting import WaitingQueue, by_rank
@@ -49,7 +50,8 @@ class Scheduler:
         self.config = config
         self.pool = pool
         self.counters = counters
-        self.waiting = WaitingQueue()
+        self._fair = FairQueue() if config.policy == "fair" else None
+        self.waiting: WaitingQueue = WaitingQueue() if self._fair is None else self._fair
         self.running: list[Sequence] = []  # in rank order: the last one is the first to be preempted
         self.scheduled: list[Sequence] = []
         self.started: list[str] = []  # requests admitted for the first time in this step
@@ -104,6 +106,9 @@ class Scheduler:
                 prefills.append(seq)
             position += 1
         self.decodes = len(scheduled)
+        if self._fair is not None:
+            for seq in scheduled:
+                self._fair.charge(seq, 1)
         cut: list[Sequence] = []
         left = len(prefills)
         for seq in prefills:
@@ -318,7 +323,8 @@ class Scheduler:
         """
         counters = self.counters
         bound = self.config.starvation_bound
-        candidates = self._by_uncached_length() if self._by_length else self.waiting.first(_SCAN)
+        count = min(len(self.waiting), _SCAN)
+        candidates = self._by_uncached_length() if self._by_length else self.waiting.candidates(count)
         misses = 0
         headroom = sum(map(self._growth, self.running))
         for position, seq in enumerate(candidates):
@@ -336,7 +342,7 @@ class Scheduler:
             self.waiting.remove(seq)
             self._start(seq, plan)
             headroom += self._growth(seq)
-            budget -= self._chunk(seq, budget, position + 1 < len(candidates), cut)
+            budget -= self._chunk(seq, budget, position + 1 < count, cut)
             if budget == 0 or len(self.running) >= self.max_running:
                 break
         return budget
@@ -459,6 +465,8 @@ class Scheduler:
         insort(self.running, seq, key=by_rank)
         counters = self.counters
         counters.admissions += 1
+        if self._fair is not None:
+            self._fair.charge(seq, seq.num_tokens - plan.start)
         group = seq.group
         if group.num_cached_tokens < 0:
             group.num_cached_tokens = plan.start

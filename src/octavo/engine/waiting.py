@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from octavo.engine.sequence import Sequence
 
@@ -47,3 +47,7 @@ class WaitingQueue:
     def first(self, count: int) -> list[Sequence]:
         """The first ``count`` sequences by rank."""
         return self._items[:count]
+
+    def candidates(self, count: int) -> Iterable[Sequence]:
+        """The first ``count`` sequences in the order in which they are to be admitted."""
+        return self.first(count)
