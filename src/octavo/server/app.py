@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +12,8 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.server import control, docs_page, health, openapi, page
+from octavo.observability.logs import bind
+from octavo.server import control, docs_page, health, openai, openapi, page, tgi
 from octavo.server.access import report
 from octavo.server.call import Call
 from octavo.server.cors import Cors
@@ -28,25 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = ["App", "build_app"]
 
-_log = logging.getLogger(__name__)
-
-# Packages that bring the endpoints of a dialect, each by a function `endpoints(serving)`.
-_DIALECTS = ("octavo.server.openai", "octavo.server.tgi")
-
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def build_app(serving: Serving) -> App:
     """The application with the endpoints of every dialect."""
-    endpoints = [*health.endpoints(serving), *control.endpoints(serving), *page.endpoints(serving)]
-    for name in _DIALECTS:
-        try:
-            make = getattr(importlib.import_module(name), "endpoints", None)
-        except ImportError:
-            _log.exception("%s brings no endpoints", name)
-            continue
-        if make is not None:
-            endpoints.extend(make(serving))
+    sources = (health, control, page, openai, tgi)
+    endpoints = [endpoint for source in sources for endpoint in source.endpoints(serving)]
     endpoints.extend(docs_page.endpoints(serving, endpoints))
     endpoints.extend(openapi.endpoints(endpoints, serving))
     return App(serving, endpoints)
@@ -104,6 +91,7 @@ class App:
         endpoint: Endpoint | None = None
         dialect: Dialect = self._plain
         admitted = False
+        bind(call.request_id)
         with self.registered(call):
             try:
                 try:

@@ -8,14 +8,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
-from octavo.frontend.input_processor import parse_prompt
 from octavo.server.failures import ClientGone, Failure, Kind, failure_of
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _SANE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 @dataclass(slots=True)
 class CallRecord:
-    """What is known of a call for the log: numbers of tokens, and the times of the generation that ended last."""
+    """What is known of a call for the log: its tokens, and times and parameters of the generation it started last."""
 
     model: str | None = None
     stream: bool = False
@@ -42,10 +41,11 @@ class CallRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
-    finish_reasons: tuple[str, ...] = ()
-    metrics: RequestMetrics | None = None
+    generations: int = 0
+    finish_reasons: set[str] = field(default_factory=set)
+    times: RequestMetrics | None = None
+    params: SamplingParams | None = None
     failure: Failure | None = None
-    cause: BaseException | None = None
 
 
 @lru_cache(maxsize=256)
@@ -144,20 +144,40 @@ class Call:
             raise self._interrupted.again()
         self._check_queue()
         engine_id = self._engine_id(request_id)
-        stream = llm._stream(parse_prompt(prompt), params, engine_id, priority, kind, add_special_tokens)
+        stream = llm.generate(
+            prompt,
+            params,
+            engine_id,
+            priority=priority,
+            output_kind=kind,
+            add_special_tokens=add_special_tokens,
+            tenant=self.tenant,
+        )
         deadline = _Deadline(self, engine_id, options.request_timeout, options.queue_timeout)
         self._generations[engine_id] = deadline
+        record = self.record
+        record.generations += 1
+        record.params = params
+        first = True
         generated = 0
         try:
             while True:
                 output = await deadline.next(stream)
                 if output is None:
                     return
-                if kind == "delta" or output.finished:
-                    for completion in output.outputs:
-                        generated += len(completion.token_ids)
-                if output.finished:
-                    self._note(output, generated)
+                if first:
+                    first = False
+                    record.prompt_tokens += len(output.prompt_token_ids)
+                    record.cached_tokens += output.num_cached_tokens
+                    record.times = output.metrics
+                count = 0
+                for completion in output.outputs:
+                    count += len(completion.token_ids)
+                    if completion.finish_reason is not None:
+                        record.finish_reasons.add(completion.finish_reason)
+                # Deltas add up; what is cumulative counts for what it has more than before.
+                record.generated_tokens += count if kind == "delta" else count - generated
+                generated = count
                 yield output
         finally:
             deadline.close()
@@ -194,19 +214,11 @@ class Call:
             message = f"Model is overloaded: {waiting} requests wait, and at most {bound} may. Try again later."
             raise Failure(Kind.overloaded, message, code="queue_full", retry_after=1)
 
-    def _note(self, output: RequestOutput, generated: int) -> None:
-        record = self.record
-        record.prompt_tokens += len(output.prompt_token_ids)
-        record.cached_tokens += output.num_cached_tokens
-        record.generated_tokens += generated
-        record.finish_reasons += tuple(one.finish_reason for one in output.outputs if one.finish_reason is not None)
-        record.metrics = output.metrics
-
     def failed(self, error: BaseException) -> Failure:
         """The failure ``error`` stands for, remembered for the log and the metrics."""
         failure = failure_of(error)
         if self.record.failure is None:
-            self.record.failure, self.record.cause = failure, error
+            self.record.failure = failure
             observer = self.serving.observer
             if observer is not None:
                 observer.failed(failure, cause=error)
@@ -288,8 +300,7 @@ class _Deadline:
             self._abort = asyncio.ensure_future(self._llm.abort(self._engine_id))
 
     def _expire_in_queue(self, failure: Failure) -> None:
-        stream = self._llm._dispatcher._streams.get(self._engine_id)
-        if stream is not None and stream.state.metrics.scheduled_time is None:
+        if not self._llm.has_started(self._engine_id):
             self.expire(failure)
 
     async def next(self, stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from starlette.responses import Response
 
+from octavo.observability.endpoint import CONTENT_TYPE, metrics_text
 from octavo.server.endpoints import Endpoint, NestedDialect, json_response
 from octavo.server.failures import Failure, Kind
 
@@ -54,8 +55,6 @@ async def _reset_prefix_cache(call: Call) -> Response:
 
 
 async def _metrics(call: Call) -> Response:
-    from octavo.observability.endpoint import CONTENT_TYPE, metrics_text
-
     if call.serving.observer is None:
         raise Failure(Kind.not_found, "This server was started without metrics.", code="not_found")
     return Response(metrics_text(call.serving.observer), headers={"Content-Type": CONTENT_TYPE})

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
 import socket
 import ssl
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from octavo.errors import ConfigError
 from octavo.server.connections import ConnectionLimits, GuardedProtocol
+from octavo.server.socket_protocol import BoundedSocketProtocol
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -129,13 +131,18 @@ class HttpServer:
     def __init__(self, app: ASGIApp, options: ServerOptions, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
         self._options = options
+        sockets_made = functools.partial(
+            BoundedSocketProtocol,
+            write_buffer_bytes=options.write_buffer_bytes,
+            write_timeout=options.write_timeout,
+        )
         self._config = uvicorn.Config(
             app,
             lifespan="off",
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            ws="websockets-sansio",
+            ws=cast("type[asyncio.Protocol]", sockets_made),
             ws_max_size=options.max_body_bytes,
             ws_per_message_deflate=False,
             timeout_keep_alive=max(1, int(options.idle_timeout)),

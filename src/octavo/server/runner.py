@@ -17,6 +17,9 @@ from octavo import __version__
 from octavo.errors import ConfigError
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.options import DEFAULT_MODEL
+from octavo.observability import logs
+from octavo.observability.metrics import Metrics
+from octavo.observability.tracing import Tracer
 from octavo.server.app import App, build_app, draining
 from octavo.server.listening import HttpServer, bind, tls_context
 from octavo.server.options import ServerOptions
@@ -38,11 +41,12 @@ _WATCH_SECONDS = 0.5
 
 def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separate_process: bool = True) -> Serving:
     """Start the engine (unless one is given) and put together what the handlers share."""
-    from octavo.observability.metrics import Metrics
-
     names = list(options.served_model_name) or [options.engine.model]
     template = _chat_template(options)
     observer = Metrics(names[0], version=__version__)
+    tracer = None
+    if options.otlp_endpoint is not None:
+        tracer = Tracer.connect(options.otlp_endpoint, service_name=options.otlp_service_name, version=__version__)
     if llm is None:
         llm = AsyncLLM(
             separate_process=separate_process,
@@ -51,7 +55,13 @@ def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separat
             **asdict(options.engine),
         )
     return Serving(
-        llm=llm, options=options, model_names=names, version=__version__, observer=observer, chat_template=template
+        llm=llm,
+        options=options,
+        model_names=names,
+        version=__version__,
+        observer=observer,
+        tracer=tracer,
+        chat_template=template,
     )
 
 
@@ -84,18 +94,11 @@ class RunningApp:
         """SIGTERM: drain, the second time stop. SIGINT: stop."""
         if number == signal.SIGTERM and not self._drain.is_set():
             _log.info("draining: %d requests run", len(self.serving.calls))
-            self.drain()
+            self._drain.set()
             return
         self._code = 128 + number
         self._drain.set()
         self._stop.set()
-
-    def drain(self) -> None:
-        """Take no new requests, let those that run come to their end, then end ``run``."""
-        self.serving.draining = True
-        self._drain.set()
-        for session in list(self.app.sockets):
-            session.drain()
 
     async def run(self, started: Callable[[], None]) -> int:
         """Serve until the end and give the exit code of the process; ``started`` is called when it listens."""
@@ -104,7 +107,9 @@ class RunningApp:
         try:
             started()
             await self._drain.wait()
-            self.serving.draining = True
+            self.serving.draining = True  # from here on requests are refused, those that run go on
+            for session in list(self.app.sockets):
+                session.drain()
             if not self._stop.is_set():
                 await self._finish(self.serving.options.shutdown_timeout)
             await self._end_rest()
@@ -117,7 +122,7 @@ class RunningApp:
         """Wait for the calls that are being answered to end, but not longer, nor when told to stop."""
         clock = asyncio.get_running_loop().time
         end = clock() + seconds
-        while self.serving.calls and not self._stop.is_set() and clock() < end:
+        while (self.serving.calls or self.app.sockets) and not self._stop.is_set() and clock() < end:
             await asyncio.sleep(0.02)
 
     async def _end_rest(self) -> None:
@@ -149,6 +154,7 @@ def serve(options: ServerOptions, report: Callable[[str], None] = print) -> int:
 
     What is wrong with the options, the port, the keys, the certificate or the model is raised, before anything runs.
     """
+    logs.configure(options.log_format, options.log_level)
     sockets = bind(options)
     try:
         KeyRing.from_options(options)
@@ -163,6 +169,8 @@ def serve(options: ServerOptions, report: Callable[[str], None] = print) -> int:
         return _run(serving, sockets, report)
     finally:
         serving.llm.shutdown()
+        if serving.tracer is not None:
+            serving.tracer.close()
 
 
 def _run(serving: Serving, sockets: list[socket.socket], report: Callable[[str], None]) -> int:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
     from octavo.frontend.async_llm import AsyncLLM
+    from octavo.observability.metrics import Metrics
+    from octavo.observability.tracing import Tracer
     from octavo.server.call import Call
     from octavo.server.options import ServerOptions
 
@@ -28,14 +30,15 @@ class Serving:
     """One model being served. ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM.
 
     ``calls`` holds the calls that are being answered by their request id; ``chat_template`` is the text of the chat
-    template to use in place of the model's own.
+    template to use in place of the model's own, ``observer`` counts and ``tracer`` traces what happens.
     """
 
     llm: AsyncLLM
     options: ServerOptions
     model_names: list[str]
     version: str
-    observer: Any = None
+    observer: Metrics | None = None
+    tracer: Tracer | None = None
     chat_template: str | None = None
     created: int = field(default_factory=_created)
     draining: bool = False
