@@ -136,6 +136,16 @@ def vllm_families(numbers: Numbers, model_name: str, engine: EngineInfo | None) 
         requests("request_prefill_time_seconds", "From the first step to the first token.", E2E, lambda r: r.prefill),
         requests("request_decode_time_seconds", "From the first token to the last.", E2E, lambda r: r.decode),
     ]
+    # What two of these were called until vLLM 0.10: boards made then still ask for them.
+    families += [
+        one("gpu_cache_usage_perc", "gauge", "Older name of vllm:kv_cache_usage_perc.", lambda s: s.usage),
+        times(
+            "time_per_output_token_seconds",
+            "Older name of vllm:inter_token_latency_seconds.",
+            INTER_TOKEN,
+            numbers.inter_token,
+        ),
+    ]
     if engine is not None:
         text = "The settings of the KV cache as labels."
         families.append(scalar("vllm:cache_config_info", "gauge", text, (_cache_config(engine), lambda s: 1)))
