@@ -6,7 +6,11 @@ import asyncio
 import gc
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +126,30 @@ async def test_a_stopped_engine_is_not_alive_before_it_is_replaced(llm: AsyncLLM
         while not llm.engine_alive:
             await asyncio.sleep(0.01)
     assert llm.engine_info.pid != info.pid
+
+
+ORPHAN = """
+import asyncio, os, signal
+from octavo import AsyncLLM, SamplingParams
+
+async def main():
+    llm = AsyncLLM(separate_process=True)
+    async for output in llm.generate([5] * 6000, SamplingParams(max_tokens=2000, ignore_eos=True)):
+        print(llm.engine_info.pid, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(main())
+"""
+
+
+def test_the_engine_ends_with_a_front_end_that_is_killed() -> None:
+    ended = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    pid = int(ended.stdout.split()[0])
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists() and Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < deadline, "the engine's process outlives its front end"
+        time.sleep(0.05)
 
 
 def test_errors_of_the_start_are_raised_here_as_they_are(tmp_path: Any) -> None:

@@ -17,6 +17,7 @@ from octavo.errors import OctavoError
 
 __all__ = ["main"]
 
+_OOM_SCORE = 500  # of 1000; an ordinary process has 0
 _MOST_BACKLOG = 1 << 24  # bytes of frames the front end has not read; the engine waits for it before it computes more
 
 
@@ -48,6 +49,7 @@ def main(descriptor: int) -> int:
     # The front end decides when its engine ends; a Ctrl-C in the terminal or a service manager's SIGTERM reaches both.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _go_first_when_memory_runs_out()
     channel: Channel[ToEngine] = Channel(socket.socket(fileno=descriptor), ToEngine)
     with contextlib.suppress(ChannelClosedError):
         start = channel.receive(None)
@@ -73,6 +75,14 @@ def main(descriptor: int) -> int:
                 channel.send_all(Failed("EngineDeadError", f"{type(error).__name__}: {error}"))
             raise
     return 0
+
+
+def _go_first_when_memory_runs_out() -> None:
+    """Have the system kill this process rather than the front end, which can replace it."""
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
+        if int(file.read()) < _OOM_SCORE:
+            file.seek(0)
+            file.write(str(_OOM_SCORE))
 
 
 def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
