@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from octavo.frontend.options import EngineOptions
     from octavo.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from octavo.sampling.params import SamplingParams
+    from octavo.server.runner import serve
 
     __version__: str
 
@@ -45,6 +46,7 @@ __all__ = [
     "SamplingParams",
     "WeightsError",
     "__version__",
+    "serve",
 ]
 
 _HOMES = {
@@ -65,6 +67,7 @@ _HOMES = {
     "OctavoError": "octavo.errors",
     "ParameterError": "octavo.errors",
     "WeightsError": "octavo.errors",
+    "serve": "octavo.server.runner",
 }
 
 

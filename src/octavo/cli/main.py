@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.cli import bench, chat, plan, pull, run
+from octavo.cli import bench, chat, plan, pull, run, serve
 
 __all__ = ["app", "main"]
 
@@ -22,7 +22,7 @@ EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
 
 app = typer.Typer(
     name="octavo",
-    help="Run large language models on this machine: ask, chat, plan memory, measure.",
+    help="Run large language models on this machine: ask, chat, serve, plan memory, measure.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
@@ -49,10 +49,11 @@ def _global(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Run large language models on this machine: ask, chat, plan memory, measure."""
+    """Run large language models on this machine: ask, chat, serve, plan memory, measure."""
 
 
 run.register(app)
+serve.register(app)
 chat.register(app)
 pull.register(app)
 plan.register(app)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 __all__ = ["report"]
 
+# Asked every few seconds by machines; a line is worth writing when something is wrong.
+_POLLED = frozenset({"/health", "/ready", "/ping", "/metrics"})
+
 
 def report(call: Call, method: str, path: str, route: str, status: int, size: int) -> None:
     """``route`` is the path as its endpoint has it, ``status`` 499 when the client left, ``size`` bytes of answer."""
@@ -38,7 +41,7 @@ def report(call: Call, method: str, path: str, route: str, status: int, size: in
         times=known.times,
         params=known.params,
     )
-    if serving.options.access_log:
+    if serving.options.access_log and (route not in _POLLED or status >= 400):
         log_access(record)
     if serving.tracer is not None:
         serving.tracer.request(record, call.request.headers)

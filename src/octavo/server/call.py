@@ -169,7 +169,7 @@ class Call:
                     first = False
                     record.prompt_tokens += len(output.prompt_token_ids)
                     record.cached_tokens += output.num_cached_tokens
-                    record.times = output.metrics
+                record.times = output.metrics
                 count = 0
                 for completion in output.outputs:
                     count += len(completion.token_ids)

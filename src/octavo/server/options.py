@@ -90,7 +90,7 @@ class ServerOptions:
     max_total_tokens: int | None = _option(
         None, "longest prompt plus answer on the TGI routes, in tokens; default: max_model_len"
     )
-    max_connections: int = _option(4096, "most connections at once; more are closed unanswered")
+    max_connections: int = _option(4096, "most connections at once; more are refused with 503")
     max_body_bytes: int = _option(2_000_000, "largest body of a request in bytes; larger ones are refused with 413")
     max_header_bytes: int = _option(65_536, "largest head of a request in bytes; larger ones are refused with 431")
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-__all__ = ["RunningApp", "make_serving", "serve", "serve_model"]
+__all__ = ["RunningApp", "make_serving", "run", "serve"]
 
 _log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class RunningApp:
         self._stop.set()
 
 
-def serve(options: ServerOptions, report: Callable[[str], None] = print) -> int:
+def run(options: ServerOptions, report: Callable[[str], None] = print) -> int:
     """Serve until a signal ends it; gives the exit code of the process. ``report`` is told what a person wants to know.
 
     What is wrong with the options, the port, the keys, the certificate or the model is raised, before anything runs.
@@ -166,14 +166,14 @@ def serve(options: ServerOptions, report: Callable[[str], None] = print) -> int:
             bound.close()
         raise
     try:
-        return _run(serving, sockets, report)
+        return _loop(serving, sockets, report)
     finally:
         serving.llm.shutdown()
         if serving.tracer is not None:
             serving.tracer.close()
 
 
-def _run(serving: Serving, sockets: list[socket.socket], report: Callable[[str], None]) -> int:
+def _loop(serving: Serving, sockets: list[socket.socket], report: Callable[[str], None]) -> int:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_main(serving, sockets, report))
 
@@ -201,10 +201,10 @@ def _raise_file_limit(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
-def serve_model(model: str = DEFAULT_MODEL, **options: Any) -> int:
+def serve(model: str = DEFAULT_MODEL, **options: Any) -> int:
     """Serve a model over HTTP until a signal ends it; gives the exit code.
 
     Keyword arguments are those of ``EngineOptions`` and ``ServerOptions`` together. It is to be called in the main
     thread of a program, as only that receives signals.
     """
-    return serve(ServerOptions.from_kwargs(model=model, **options))
+    return run(ServerOptions.from_kwargs(model=model, **options))
