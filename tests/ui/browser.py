@@ -149,10 +149,9 @@ class Browser:
 
     def click(self, selector: str) -> None:
         """Click in the middle of an element with the mouse."""
-        box = self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'nearest'}});"
-            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
-        )
+        found = f"document.querySelector({json.dumps(selector)})"
+        self.evaluate(f"{found}.scrollIntoView({{block: 'nearest'}})")
+        box = self.evaluate(f"(b => [b.x + b.width / 2, b.y + b.height / 2])({found}.getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self.send("Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", clickCount=1)
 
@@ -170,7 +169,8 @@ class Browser:
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field."""
         self.evaluate(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.focus(); e.select(); return 1; }})()"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
+            " e.focus(); e.select(); return 1; })()"
         )
         if text:
             self.type(text)

@@ -115,7 +115,7 @@ class _FrameCall(Call):
         """As for every call, and also while the client takes no tokens."""
         super().interrupt(failure)
         if self.pace is not None:
-            self.pace.fail(failure)
+            self.pace.fail(failure.again())
 
 
 class _Request:
