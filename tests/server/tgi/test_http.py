@@ -364,5 +364,10 @@ def test_vertex_generates_for_every_instance(server: RunningServer) -> None:
         == 1
     )
     assert post(server, "/vertex", {"instances": []}).status_code == 422
+    chat = {"messages": QUESTION, "max_tokens": 8, "temperature": 0}
+    mixed = post(server, "/vertex", {"instances": [instances[0], chat]}).json()["predictions"]
+    assert mixed[0] == " Paris.\n"
+    assert "Rome" in mixed[1]
+    assert post(server, "/vertex", {"instances": [{**chat, "stream": True}]}).status_code == 422
     wrong = {"inputs": PROMPT, "parameters": {"top_p": 1.0}}
     assert post(server, "/vertex", {"instances": [instances[0], wrong]}).status_code == 422

@@ -74,7 +74,7 @@ async def generate(call: Call) -> Response:
     if request.stream:
         raise invalid("`stream` is for POST / and not for /generate: use /generate_stream", "stream")
     prepared = await prepare(call, request)
-    response, headers = await call.until_gone(generate_whole(call, prepared))
+    response, headers = await generate_whole(call, prepared)
     return json_response(response, headers=headers)
 
 
@@ -92,7 +92,7 @@ async def compat_generate(call: Call) -> Response:
     if request.stream:
         return await _stream(call, await prepare(call, request, streaming=True, return_full_text=True))
     prepared = await prepare(call, request, return_full_text=True)
-    response, headers = await call.until_gone(generate_whole(call, prepared))
+    response, headers = await generate_whole(call, prepared)
     return json_response([response], headers=headers)
 
 

@@ -153,7 +153,7 @@ class ChatTokenizeResponse(Struct):
 
 
 class VertexInstance(Struct, kw_only=True, forbid_unknown_fields=True):
-    """One input of ``/vertex``."""
+    """One input of ``/vertex``; an instance may also be the body of a chat."""
 
     inputs: str
     parameters: Parameters | None = None
@@ -162,7 +162,7 @@ class VertexInstance(Struct, kw_only=True, forbid_unknown_fields=True):
 class VertexRequest(Struct, forbid_unknown_fields=True):
     """The body of ``/vertex``."""
 
-    instances: list[VertexInstance]
+    instances: list[msgspec.Raw]
 
 
 class VertexResponse(Struct):

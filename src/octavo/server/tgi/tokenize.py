@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from octavo.errors import OctavoError
 from octavo.server.endpoints import json_response
-from octavo.server.failures import ClientGone, failure_of
+from octavo.server.failures import ClientGone
 from octavo.server.openai.chat import chat_prompt
 from octavo.server.openai.errors import OPENAI
 from octavo.server.openai.schemas_chat import ChatRequest
@@ -35,7 +35,7 @@ async def tokenize(call: Call) -> Response:
     except ClientGone:
         raise
     except Exception as error:
-        return OPENAI.failure_response(call.failed(failure_of(error)), call)
+        return OPENAI.failure_response(call.failed(error), call)
 
 
 async def _tokenize(call: Call) -> Response:
