@@ -101,7 +101,7 @@ def load(model_path: Path) -> Iterator[Any]:
 
 
 def requests() -> list[EngineRequest]:
-    """32 of them: greedy and seeded, one answer and several, shared prefixes, penalties, bans, log-probabilities."""
+    """32 of them: greedy and seeded, one answer and several, shared prefixes, everything that changes a row."""
     rng = random.Random(5)
     shared = [rng.randrange(VOCAB) for _ in range(70)]
     found = []
@@ -121,6 +121,7 @@ def requests() -> list[EngineRequest]:
             "prompt_logprobs": rng.choice((None, None, None, 1)),
             "repetition_penalty": rng.choice((1.0, 1.0, 1.3)),
             "ignore_eos": True,
+            "watermark": number % 5 == 2,
         }
         words = None
         if number % 4 == 1:
