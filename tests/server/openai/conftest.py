@@ -17,32 +17,31 @@ def scripted() -> Iterator[RunningServer]:
     """A server whose model says what it is told."""
     with scripted_server() as running:
         yield running
-        running.serving.llm.shutdown()
 
 
 @pytest.fixture(scope="module")
 def http(scripted: RunningServer) -> Iterator[httpx.Client]:
     """Plain HTTP to the scripted server."""
-    with scripted.client() as client:
-        yield client
+    with scripted.client() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def openai(scripted: RunningServer) -> Iterator[OpenAI]:
+def client(scripted: RunningServer) -> Iterator[OpenAI]:
     """OpenAI's own client of the scripted server."""
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
 def real(server: RunningServer) -> Iterator[httpx.Client]:
     """Plain HTTP to the server with the real model."""
-    with server.client() as client:
-        yield client
+    with server.client() as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def openai_real(server: RunningServer) -> Iterator[OpenAI]:
+def client_real(server: RunningServer) -> Iterator[OpenAI]:
     """OpenAI's own client of the server with the real model."""
-    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
+        yield made

@@ -6,7 +6,9 @@ The text after the last ``say:`` of the prompt is the answer, a token a byte. Wi
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import httpx
@@ -31,20 +33,26 @@ def _told(known: Sequence[int], prompt: int) -> int:
     return answer[place] if place < len(answer) else EOS
 
 
-def scripted_model(*, chat_template: bool = True, **options: Any) -> LoadedModel:
-    """The model of this module; ``options`` are those of the engine."""
-    model = load_fake(ScriptBackend(_told, num_blocks=512, max_model_len=CONTEXT), **options)
+def scripted_model(*, chat_template: bool = True, step: float = 0.001, **options: Any) -> LoadedModel:
+    """The model of this module; a step takes ``step`` seconds; ``options`` are those of the engine."""
+    backend = ScriptBackend(_told, num_blocks=512, max_model_len=CONTEXT)
+    backend.before_step = lambda _: time.sleep(step)
+    model = load_fake(backend, **options)
     if not chat_template:
         model.tokenizer.chat_templates.clear()
     return model
 
 
+@contextmanager
 def scripted_server(
-    *, chat_template: bool = True, engine: dict[str, Any] | None = None, **options: Any
-) -> RunningServer:
-    """A server of it; ``options`` are those of the server."""
-    llm = AsyncLLM.from_loaded(scripted_model(chat_template=chat_template, **(engine or {})))
-    return RunningServer(llm=llm, served_model_name="scripted", **(engine or {}), **options)
+    *, chat_template: bool = True, step: float = 0.001, engine: dict[str, Any] | None = None, **options: Any
+) -> Iterator[RunningServer]:
+    """A server of it; ``engine`` and ``options`` are those of the engine and of the server."""
+    with (
+        closing(AsyncLLM.from_loaded(scripted_model(chat_template=chat_template, step=step, **(engine or {})))) as llm,
+        RunningServer(llm=llm, **{"served_model_name": "scripted", **(engine or {}), **options}) as server,
+    ):
+        yield server
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:

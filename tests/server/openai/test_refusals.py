@@ -32,6 +32,7 @@ BOTH: dict[str, tuple[list[Any], list[Any]]] = {  # field: neutral values, refus
     "prompt_cache_options": ([{}], [{"mode": "explicit"}]),
 }
 CHAT: dict[str, tuple[list[Any], list[Any]]] = {
+    "tools": ([[]], [[{"type": "function", "function": {"name": "f"}}]]),
     "functions": ([[]], [[{"name": "f"}]]),
     "function_call": (["none"], ["auto", {"name": "f"}]),
     "audio": ([{}], [{"voice": "alloy", "format": "wav"}]),

@@ -89,7 +89,7 @@ async def prepare(call: Call, request: ChatRequest) -> _Plan:
     model = serving.check_model(request.model)
     max_logprobs = serving.options.engine.max_logprobs
     refuse_not_built(request)
-    _refuse_tools(request)
+    _check_tools(request)
     check_common(request, max_logprobs=max_logprobs)
     n = number_of_choices(request)
     logprobs = _top_logprobs(request, max_logprobs)
@@ -145,13 +145,11 @@ def _top_logprobs(request: ChatRequest, max_logprobs: int) -> int | None:
     return 0 if top is None else check_logprobs("top_logprobs", top, max_logprobs)
 
 
-def _refuse_tools(request: ChatRequest) -> None:
-    """Tools are not built: say so, and say as vLLM does what is wrong in any case."""
+def _check_tools(request: ChatRequest) -> None:
+    """What vLLM refuses of tools that are none; any others have been refused already."""
     if request.tools == []:
         message = "`tools` must not be an empty array. Either provide at least one tool or omit the field entirely."
         raise Failure(Kind.invalid, message, param="tools")
-    if request.tools is not None:
-        raise ParameterError("tools", request.tools, "null: this server has no tool calls")
     if request.tool_choice not in (None, "none"):
         raise Failure(Kind.invalid, "When using `tool_choice`, `tools` must be set.", param="tool_choice")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -58,12 +59,21 @@ def start(
 ) -> list[AsyncGenerator[RequestOutput, None]]:
     """The generations of the prompts; nothing runs before they are read."""
     priority = priority_of(request, call.request.headers.get("x-vllm-priority"))
+    base = labels.id
+    if request.request_id is not None and any(one.startswith(base) for one in _running_ids(call.serving)):
+        base = f"{base}-{uuid.uuid4().hex[:8]}"  # another client chose the same id: the answer has it all the same
     generations = []
     for place, (prompt, its_params) in enumerate(zip(prompts, params, strict=True)):
         ids = {"prompt_token_ids": prompt.token_ids, "cache_salt": request.cache_salt}
-        name = labels.id if len(prompts) == 1 else f"{labels.id}-{place}"
+        name = base if len(prompts) == 1 else f"{base}-{place}"
         generations.append(call.generate(ids, its_params, request_id=name, priority=priority, kind=kind))
     return generations
+
+
+def _running_ids(serving: Serving) -> Iterator[str]:
+    for same in serving.calls.values():
+        for call in same:
+            yield from call.engine_ids
 
 
 async def collect(generations: Sequence[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:

@@ -161,6 +161,7 @@ _NEUTRAL: dict[str, tuple[Callable[[Any], bool], str]] = {
     "prompt_cache_options": (_empty, "null: equal prefixes are found without markers"),
     "include_obfuscation": (_false, "false: this server does not pad its events"),
     # Chat only.
+    "tools": (_empty, "null: this server has no tool calls"),
     "functions": (_empty, "null: this server has no tool calls"),
     "function_call": (_one_of("none"), 'null or "none": this server has no tool calls'),
     "audio": (_empty, "null: the model makes text only"),

@@ -55,12 +55,11 @@ class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     return_prompt_text: bool | None = None
 
-    # Tools are not built; see `chat.refuse_tools`.
-    tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
 
     # Not built.
+    tools: Any = None
     functions: Any = None
     function_call: Any = None
     audio: Any = None

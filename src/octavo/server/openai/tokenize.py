@@ -40,7 +40,6 @@ class TokenizeRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     # Not built.
     media_io_kwargs: Any = None
     mm_processor_kwargs: Any = None
-    functions: Any = None
     tools: Any = None
 
 
