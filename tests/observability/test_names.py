@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from octavo.observability.metrics import Metrics
+from tests.observability.boards import ROOT
 from tests.observability.scene import Reading, Scene, engine_info
 
 REASONS = ("stop", "length", "abort", "error", "repetition")
@@ -193,3 +196,12 @@ def test_every_name_is_described_once_and_the_text_ends_its_lines(seen: Reading)
     assert types == helps
     assert all(len(line.split(maxsplit=3)) == 4 for line in lines if line.startswith("# HELP"))
     assert seen.text.endswith("\n")
+
+
+def test_the_page_of_names_lists_what_is_exported_and_nothing_else(seen: Reading) -> None:
+    page = (ROOT / "docs/metrics.md").read_text()
+    listed = set(re.findall(r"`((?:vllm:|tgi_|octavo:|http_)\w+)`", page))
+    exported = set(re.findall(r"^# TYPE ((?:vllm:|tgi_|octavo:|http_)\w+) ", seen.text, re.M))
+    # The server adds this one; the others are one name by its prefix in a sentence.
+    assert listed - exported == {"octavo:open_connections"}
+    assert exported - listed == set()
