@@ -61,3 +61,14 @@ def outcome(server: RunningServer) -> Callable[[str, str], str | None]:
 def test_client(outcome: Callable[[str, str], str | None], client: str, check: str) -> None:
     failure = outcome(client, check)
     assert failure is None, failure
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_programs_of_the_documentation_run(server: RunningServer, place: int) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "tgi.md").read_text()
+    program = re.findall(r"```py\n(.*?)```", page, re.S)[place].replace("http://127.0.0.1:8080", server.url)
+    run = subprocess.run(
+        [str(text_generation_python()), "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert "Paris" in run.stdout
