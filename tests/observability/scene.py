@@ -13,6 +13,7 @@ from octavo.backends.interface import SampledToken
 from octavo.engine.messages import EngineInfo, StepStats
 from octavo.engine.request import FinishReason, SequenceOutput
 from octavo.frontend.loading import load_tokenizer
+from octavo.frontend.options import EngineOptions
 from octavo.frontend.output_processor import OutputProcessor, RequestState
 from octavo.frontend.tokenizer import Tokenizer
 from octavo.observability.endpoint import metrics_text
@@ -27,14 +28,14 @@ def tokenizer() -> Tokenizer:
 
 
 def engine_info(pid: int = 4242) -> EngineInfo:
-    return EngineInfo(pid, 49152, 2048, 100, 16, "", {"enable_prefix_caching": True}, {})
+    return EngineInfo(pid, 49152, 2048, 100, 16, "", {}, {})
 
 
 @dataclass
 class Scene:
     """The states of an engine and its requests; `step` plays one frame."""
 
-    metrics: Metrics = field(default_factory=lambda: Metrics("the-model", version="1.2.3"))
+    metrics: Metrics = field(default_factory=lambda: Metrics("the-model", version="1.2.3", options=EngineOptions()))
     stats: StepStats = field(default_factory=lambda: StepStats(num_blocks=100))
     count: int = 0
 

@@ -129,7 +129,8 @@ def test_the_settings_of_the_cache_are_labels(seen: Reading) -> None:
     ((labels, value),) = seen.all("vllm:cache_config_info")
     assert value == 1
     assert (labels["block_size"], labels["num_gpu_blocks"], labels["engine"]) == ("16", "100", "0")
-    assert labels["enable_prefix_caching"] == "True"
+    assert (labels["enable_prefix_caching"], labels["gpu_memory_utilization"]) == ("True", "0.9")
+    assert (labels["cache_dtype"], labels["num_gpu_blocks_override"]) == ("auto", "None")
 
 
 def test_length_buckets_reach_as_far_as_the_model(seen: Reading) -> None:

@@ -48,7 +48,7 @@ def _families(metrics: Metrics) -> list[Family]:
     if metrics.families is None:
         numbers, engine = metrics.numbers, metrics.engine
         metrics.families = [
-            *vllm_families(numbers, metrics.model_name, engine),
+            *vllm_families(numbers, metrics.model_name, engine, metrics.options),
             *tgi_families(numbers, engine),
             *octavo_families(numbers, metrics.model_name, metrics.version),
         ]

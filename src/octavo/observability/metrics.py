@@ -17,6 +17,7 @@ from octavo.observability.numbers import Numbers, Snapshot, Totals
 
 if TYPE_CHECKING:
     from octavo.engine.messages import EngineInfo
+    from octavo.frontend.options import EngineOptions
     from octavo.frontend.output_processor import Processed, RequestState
     from octavo.observability.exposition import Family
 
@@ -51,14 +52,22 @@ class Metrics(Observer):
     """The metrics of one server with one engine.
 
     ``model_name`` is the label of vLLM's series (the first name the model is served under), ``version`` that of
-    ``octavo:build_info``. ``clock`` gives seconds of the monotonic clock that the times of requests are taken from.
+    ``octavo:build_info``, ``options`` those of the engine, for ``vllm:cache_config_info``. ``clock`` gives seconds of the monotonic clock that the times of requests are taken from.
 
     The calls of `Observer` come from one thread, the others from any; everything may be read at any time.
     """
 
-    def __init__(self, model_name: str, *, version: str = "", clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        model_name: str,
+        *,
+        version: str = "",
+        options: EngineOptions | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.model_name = model_name
         self.version = version
+        self.options = options
         self.numbers = Numbers()
         self.http = HttpMetrics()
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}

@@ -12,13 +12,16 @@ from octavo.observability.numbers import REASONS, Numbers, RequestTimes, Snapsho
 
 if TYPE_CHECKING:
     from octavo.engine.messages import EngineInfo
+    from octavo.frontend.options import EngineOptions
 
 __all__ = ["vllm_families"]
 
 _Read = Callable[[Snapshot], float]
 
 
-def vllm_families(numbers: Numbers, model_name: str, engine: EngineInfo | None) -> list[Family]:
+def vllm_families(
+    numbers: Numbers, model_name: str, engine: EngineInfo | None, options: EngineOptions | None
+) -> list[Family]:
     """Every name of vLLM's that means something here. The longest length bucket depends on the engine's limits."""
     base = {"model_name": model_name, "engine": "0"}
     longest = engine.max_model_len if engine is not None else 8192
@@ -148,7 +151,7 @@ def vllm_families(numbers: Numbers, model_name: str, engine: EngineInfo | None) 
     ]
     if engine is not None:
         text = "The settings of the KV cache as labels."
-        families.append(scalar("vllm:cache_config_info", "gauge", text, (_cache_config(engine), lambda s: 1)))
+        families.append(scalar("vllm:cache_config_info", "gauge", text, (_cache_config(engine, options), lambda s: 1)))
     return families
 
 
@@ -156,16 +159,21 @@ def _finished(numbers: Numbers, reason: str) -> _Read:
     return lambda s: numbers.finished[reason]
 
 
-def _cache_config(engine: EngineInfo) -> dict[str, str]:
+def _cache_config(engine: EngineInfo, options: EngineOptions | None) -> dict[str, str]:
     known: dict[str, Any] = {
         "block_size": engine.block_size,
         "num_gpu_blocks": engine.num_blocks,
         "num_cpu_blocks": None,
         "sliding_window": None,
         "prefix_caching_hash_algo": "sha256",
-        "enable_prefix_caching": engine.config.get("enable_prefix_caching", True),
-        "gpu_memory_utilization": engine.config.get("memory_utilization"),
-        "cache_dtype": engine.config.get("kv_cache_dtype", "auto"),
         "engine": 0,
     }
+    if options is not None:
+        known |= {
+            "cache_dtype": options.kv_cache_dtype,
+            "enable_prefix_caching": options.enable_prefix_caching,
+            "gpu_memory_utilization": options.memory_utilization,
+            "kv_cache_memory_bytes": options.kv_cache_bytes,
+            "num_gpu_blocks_override": options.num_gpu_blocks_override,
+        }
     return {name: str(value) for name, value in known.items()}
