@@ -371,3 +371,67 @@ def test_vertex_generates_for_every_instance(server: RunningServer) -> None:
     assert post(server, "/vertex", {"instances": [{**chat, "stream": True}]}).status_code == 422
     wrong = {"inputs": PROMPT, "parameters": {"top_p": 1.0}}
     assert post(server, "/vertex", {"instances": [instances[0], wrong]}).status_code == 422
+
+
+# -- what the integration tests of TGI ask of any model
+
+
+def test_four_prompts_get_four_indices_streamed_or_not(server: RunningServer) -> None:
+    body = {"prompt": ["one", "two", "three", "four"], "max_tokens": 5, "temperature": 0}
+    whole = post(server, "/v1/completions", body).json()
+    assert sorted(choice["index"] for choice in whole["choices"]) == [0, 1, 2, 3]
+    lines = post(server, "/v1/completions", {**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and line != "data: [DONE]"]
+    texts = dict.fromkeys(range(4), "")
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == {choice["index"]: choice["text"] for choice in whole["choices"]}
+
+
+def test_usage_comes_in_the_last_chunk_and_only_when_asked_for(server: RunningServer) -> None:
+    body: dict[str, Any] = {"messages": QUESTION, "max_tokens": 4, "temperature": 0, "stream": True}
+    for options, expected in (({}, 0), ({"stream_options": {"include_usage": True}}, 1)):
+        lines = post(server, "/v1/chat/completions", {**body, **options}).text.split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+        with_usage = [chunk for chunk in chunks if chunk.get("usage")]
+        assert len(with_usage) == expected
+        assert with_usage in ([], chunks[-1:])
+        assert all(chunk["choices"] == [] for chunk in with_usage)
+
+
+def test_tools_together_with_a_grammar_are_refused(server: RunningServer) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    grammar = {"type": "json", "value": {"properties": {}}}
+    body = {"messages": QUESTION, "tools": [tool], "response_format": grammar}
+    assert 400 <= post(server, "/v1/chat/completions", body).status_code < 500
+
+
+def test_an_assistant_message_at_the_end_is_continued_when_asked(server: RunningServer) -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": "The capital of Italy is"}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    text = post(server, "/chat_tokenize", body).json()["templated_text"]
+    assert text.endswith("The capital of Italy is")
+    chat = post(server, "/v1/chat/completions", {**body, "max_tokens": 3, "temperature": 0}).json()
+    assert "Rome" in chat["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"inputs": "a", "parameters": {"seed": 1 << 64}},
+        {"inputs": "a", "parameters": {"max_new_tokens": 10**30}},
+        {"inputs": "a", "parameters": {"top_k": 10**12}},
+        {"inputs": "a", "parameters": {"temperature": 1e300}},
+        {"inputs": "a", "parameters": {"repetition_penalty": 1e-300}},
+        {"inputs": "a", "parameters": {"stop": ["x" * 2000]}},
+        {"inputs": "a", "parameters": {"truncate": 10**30}},
+    ],
+)
+def test_numbers_and_texts_beyond_any_limit_are_refused(server: RunningServer, body: dict[str, Any]) -> None:
+    for path in ("/generate", "/generate_stream"):
+        response = post(server, path, body)
+        assert response.status_code == 422, response.text
+        (field,) = body["parameters"]
+        assert field in response.json()["error"]

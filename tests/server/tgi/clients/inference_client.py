@@ -89,6 +89,12 @@ def check_chat_stream(url: str) -> None:
     assert "Rome" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
+def check_endpoint(url: str) -> None:
+    client = InferenceClient(url, provider="hf-inference")
+    assert client.health_check()
+    assert client.get_endpoint_info()["max_best_of"] == 2
+
+
 async def check_async(url: str) -> None:
     client = AsyncInferenceClient(url)
     assert await client.text_generation(PROMPT, max_new_tokens=1, return_full_text=False) == " Paris"
