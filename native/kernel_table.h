@@ -22,6 +22,9 @@ struct ElementwiseArgs {
     float* out = nullptr;
 };
 
+// Logits of a row that the sampler's passes take together. Arrays a pass writes to are as long as the row in whole blocks.
+constexpr int64_t kSampleBlock = 64;
+
 struct KernelTable {
     const char* name;
     void (*linear_tile)(const LinearArgs&, int64_t tile);
@@ -32,6 +35,15 @@ struct KernelTable {
     // Merges the states of a token's `spans` spans, kept from slot `partial` on as AttentionItem says; `tokens`: of its item.
     void (*attention_merge)(const AttentionArgs&, int64_t token, int partial, int spans, int64_t tokens);
     void (*elementwise)(const ElementwiseArgs&, int64_t row);
+    // The passes of the sampler over a row of n logits, the same bits on every level. What is found block by block is kept.
+    // The maximum of each block and of the row. False if any logit is NaN or +infinity.
+    bool (*sample_scan)(const float* x, int64_t n, float* block_max, float* maximum);
+    // e^((x[i] - maximum) * scale) into out (unless null), 0 behind the end; the sum of each block; returns the sum of all.
+    double (*sample_exponentials)(const float* x, int64_t n, float maximum, float scale, float* out, float* block_sum);
+    // Sets to 0 every e[i] whose measure is below (above: keep those at least `threshold`) or above it; sums as before.
+    double (*sample_keep)(float* e, const float* measure, int64_t n, float threshold, bool above, float* block_sum);
+    // 1 + how many logits come before the token: larger ones, and equal ones of lower id.
+    int64_t (*sample_rank)(const float* x, int64_t n, int64_t token, const float* block_max);
     double (*peak_work)(PeakKind, int64_t iterations);                 // returns operations done
     double (*read_bandwidth_work)(const uint8_t* data, int64_t bytes);  // returns a checksum
 };

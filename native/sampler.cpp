@@ -1,10 +1,8 @@
-// The sampler's rules. Rows are worked on in blocks of 64 logits, in vectors of 4 that every target has; a sum is 16 lanes in
-// a fixed order within a block, and blocks are added in order in double precision.
+// The sampler's rules. The passes over whole rows are kernels of the instruction-set level; what is done to a few logits is here.
 #include "sampler.h"
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 
 #include "green_list.h"
@@ -13,152 +11,14 @@
 namespace octavo {
 namespace {
 
-typedef float f4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
-
 constexpr float kLargest = std::numeric_limits<float>::max();
-
-inline f4 load(const float* p) {
-    f4 v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-}
-inline void store(float* p, f4 v) { std::memcpy(p, &v, sizeof v); }
-inline f4 splat(float x) { return f4{x, x, x, x}; }
-inline f4 select(i4 mask, f4 a, f4 b) { return (f4)((mask & (i4)a) | (~mask & (i4)b)); }
-inline f4 larger(f4 a, f4 b) { return a > b ? a : b; }
-inline float sum_lanes(f4 a, f4 b, f4 c, f4 d) {
-    f4 v = (a + b) + (c + d);
-    return (v[0] + v[2]) + (v[1] + v[3]);
-}
-
-// e^x for x <= 0, to about 1 ulp: 2^n * p(r) with |r| <= ln2/2; 0 below -87 (and for -infinity).
-inline f4 exp4(f4 x) {
-    i4 dead = x < splat(-87.0f);
-    f4 clamped = select(dead, splat(-87.0f), x);
-    f4 shifted = clamped * splat(1.44269504088896341f) + splat(12582912.0f);  // 1.5 * 2^23: rounds to an integer
-    f4 n = shifted - splat(12582912.0f);
-    f4 r = (clamped - n * splat(0.693359375f)) + n * splat(2.12194440054690583e-4f);
-    f4 p = splat(1.9875691500e-4f);
-    p = p * r + splat(1.3981999507e-3f);
-    p = p * r + splat(8.3334519073e-3f);
-    p = p * r + splat(4.1665795894e-2f);
-    p = p * r + splat(1.6666665459e-1f);
-    p = p * r + splat(5.0000001201e-1f);
-    f4 y = (p * (r * r) + r) + splat(1.0f);
-    i4 exponent = ((i4)shifted - 0x4b400000 + 127) << 23;
-    return (f4)(~dead & (i4)(y * (f4)exponent));
-}
-
-// A block of 64 floats of a row of n, copied with `fill` behind the row's end where it is the last and not whole.
-inline const float* block_of(const float* x, int64_t n, int64_t block, float fill, float* buffer) {
-    int64_t begin = block * kBlockSize, left = n - begin;
-    if (left >= kBlockSize) return x + begin;
-    std::copy(x + begin, x + n, buffer);
-    std::fill(buffer + left, buffer + kBlockSize, fill);
-    return buffer;
-}
-
-// The maximum of each block and of the row. False if any logit is NaN or +infinity.
-bool scan(const float* x, int64_t n, float* block_max, float& maximum) {
-    alignas(16) float buffer[kBlockSize];
-    i4 fine = {-1, -1, -1, -1};
-    float row_max = -kInfinity;
-    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
-        const float* p = block_of(x, n, b, -kInfinity, buffer);
-        f4 m0 = splat(-kInfinity), m1 = m0, m2 = m0, m3 = m0;
-        for (int64_t i = 0; i < kBlockSize; i += 16) {
-            f4 v0 = load(p + i), v1 = load(p + i + 4), v2 = load(p + i + 8), v3 = load(p + i + 12);
-            fine &= (v0 <= splat(kLargest)) & (v1 <= splat(kLargest)) & (v2 <= splat(kLargest)) & (v3 <= splat(kLargest));
-            m0 = larger(v0, m0), m1 = larger(v1, m1), m2 = larger(v2, m2), m3 = larger(v3, m3);
-        }
-        f4 m = larger(larger(m0, m1), larger(m2, m3));
-        float a = m[0] > m[1] ? m[0] : m[1], c = m[2] > m[3] ? m[2] : m[3];
-        block_max[b] = a > c ? a : c;
-        row_max = block_max[b] > row_max ? block_max[b] : row_max;
-    }
-    maximum = row_max;
-    return (fine[0] & fine[1] & fine[2] & fine[3]) != 0;
-}
 
 int64_t first_maximum(const float* x, const float* block_max, float maximum) {
     int64_t b = 0;
     while (block_max[b] != maximum) ++b;
-    int64_t i = b * kBlockSize;
+    int64_t i = b * kSampleBlock;
     while (x[i] != maximum) ++i;
     return i;
-}
-
-// out[i] = e^((x[i] - maximum) * scale), 0 behind the end; the sum of each block; returns the sum of all.
-template <bool keep>
-double exponentials(const float* x, int64_t n, float maximum, float scale, float* out, float* block_sum) {
-    alignas(16) float buffer[kBlockSize];
-    double total = 0.0;
-    f4 m = splat(maximum), s = splat(scale);
-    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
-        const float* p = block_of(x, n, b, -kInfinity, buffer);
-        float* q = out + b * kBlockSize;
-        f4 s0 = {}, s1 = {}, s2 = {}, s3 = {};
-        for (int64_t i = 0; i < kBlockSize; i += 16) {
-            f4 e0 = exp4((load(p + i) - m) * s), e1 = exp4((load(p + i + 4) - m) * s);
-            f4 e2 = exp4((load(p + i + 8) - m) * s), e3 = exp4((load(p + i + 12) - m) * s);
-            if constexpr (keep) store(q + i, e0), store(q + i + 4, e1), store(q + i + 8, e2), store(q + i + 12, e3);
-            s0 += e0, s1 += e1, s2 += e2, s3 += e3;
-        }
-        block_sum[b] = sum_lanes(s0, s1, s2, s3);
-        total += block_sum[b];
-    }
-    return total;
-}
-
-// Sets to 0 every e[i] whose measure is below (keep_above) or above `threshold`; new block sums; returns the sum of all.
-template <bool keep_above>
-double mask(float* e, const float* measure, int64_t n, float threshold, float* block_sum) {
-    double total = 0.0;
-    f4 t = splat(threshold);
-    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
-        float* q = e + b * kBlockSize;
-        const float* p = measure + b * kBlockSize;
-        f4 sums[4] = {};
-        for (int64_t i = 0; i < kBlockSize; i += 16) {
-            for (int64_t lane = 0; lane < 4; ++lane) {
-                f4 value = load(q + i + 4 * lane), by = load(p + i + 4 * lane);
-                i4 kept = keep_above ? by >= t : by <= t;
-                value = (f4)(kept & (i4)value);
-                store(q + i + 4 * lane, value);
-                sums[lane] += value;
-            }
-        }
-        block_sum[b] = sum_lanes(sums[0], sums[1], sums[2], sums[3]);
-        total += block_sum[b];
-    }
-    return total;
-}
-
-float sum_block(const float* e) {
-    f4 sums[4] = {};
-    for (int64_t i = 0; i < kBlockSize; i += 16)
-        for (int64_t lane = 0; lane < 4; ++lane) sums[lane] += load(e + i + 4 * lane);
-    return sum_lanes(sums[0], sums[1], sums[2], sums[3]);
-}
-
-// 1 + how many logits come before the token: larger ones, and equal ones of lower id.
-int64_t rank_of(const float* x, int64_t n, int64_t token, const float* block_max) {
-    float value = x[token];
-    int64_t before = 0, own = token / kBlockSize, whole = n / kBlockSize;
-    for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
-        if (!(block_max[b] >= value)) continue;
-        const float* p = x + b * kBlockSize;
-        if (b == own || b == whole) {
-            for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i)
-                before += x[i] > value || (x[i] == value && i < token);
-            continue;
-        }
-        i4 counts = {};
-        for (int64_t i = 0; i < kBlockSize; i += 4) counts -= b < own ? load(p + i) >= splat(value) : load(p + i) > splat(value);
-        before += counts[0] + counts[1] + counts[2] + counts[3];
-    }
-    return before + 1;
 }
 
 }  // namespace
@@ -172,10 +32,6 @@ void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
         k0 += 0x9e3779b9u, k1 += 0xbb67ae85u;
     }
     out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
-}
-
-void sampler_exp(const float* x, float* out, int64_t n) noexcept {
-    for (int64_t i = 0; i < n; ++i) out[i] = exp4(splat(x[i]))[0];
 }
 
 double sampler_log(double x) noexcept {
@@ -192,7 +48,7 @@ double sampler_log(double x) noexcept {
 // Scratch of one worker, for rows of the whole vocabulary. `padded` arrays are readable to a whole block.
 struct Sampler::Worker {
     explicit Worker(int64_t vocab) {
-        int64_t blocks = block_count(vocab), padded = blocks * kBlockSize;
+        int64_t blocks = block_count(vocab), padded = blocks * kSampleBlock;
         for (auto* array : {&exps, &raw, &compact, &distance}) *array = std::make_unique_for_overwrite<float[]>(padded);
         for (auto* array : {&block_max, &raw_block_max, &block_sum, &maxima}) *array = std::make_unique_for_overwrite<float[]>(blocks);
         items = std::make_unique_for_overwrite<uint64_t[]>(padded + 1);
@@ -210,9 +66,9 @@ struct Sampler::Worker {
     std::unique_ptr<GreenList> green;
 };
 
-Sampler::Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers)
-    : vocab_(vocab), max_rows_(max_rows), max_top_(max_top), max_workers_(max_workers), records_(max_rows), tokens_(max_rows),
-      ranks_(max_rows), statuses_(max_rows), logprobs_(max_rows) {
+Sampler::Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers, const std::string& level)
+    : kernels_(kernel_table(level)), vocab_(vocab), max_rows_(max_rows), max_top_(max_top), max_workers_(max_workers),
+      records_(max_rows), tokens_(max_rows), ranks_(max_rows), statuses_(max_rows), logprobs_(max_rows) {
     for (int64_t i = 0; i < max_workers; ++i) workers_.push_back(std::make_unique<Worker>(vocab));
 }
 
@@ -296,6 +152,7 @@ void Sampler::report_top(const SampleRecord& r, const float* x, double log_sum, 
 
 // What is left to draw from: exps of logits, over the whole vocabulary or over `ids`; 0 where a rule has taken a token out.
 struct Sampler::Choices {
+    const KernelTable& kernels;
     const float* row;  // the logits of the whole vocabulary
     float maximum, scale;
     float* exps;
@@ -307,7 +164,7 @@ struct Sampler::Choices {
     bool thinned = false;  // whether exps of 0 are tokens taken out, and not only improbable ones
 
     void keep_min_p(float min_p) {
-        total = mask<true>(exps, exps, n, min_p, block_sum);
+        total = kernels.sample_keep(exps, exps, n, min_p, true, block_sum);
         thinned = true;
     }
 
@@ -321,13 +178,13 @@ struct Sampler::Choices {
         Crossing at = find_crossing(target, w.bins.get(), w.items.get(), [&](auto&& f) {
             for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
                 if (block_sum[b] < least) continue;
-                for (int64_t i = b * kBlockSize, end = i + kBlockSize; i < end; ++i) f(kOne - std::bit_cast<uint32_t>(exps[i]), exps[i]);
+                for (int64_t i = b * kSampleBlock, end = i + kSampleBlock; i < end; ++i) f(kOne - std::bit_cast<uint32_t>(exps[i]), exps[i]);
             }
         });
         if (!at.found) return;
         float threshold = std::bit_cast<float>(kOne - at.key);
         if (!(threshold > 0.0f)) return;
-        total = mask<true>(exps, exps, n, threshold, block_sum);
+        total = kernels.sample_keep(exps, exps, n, threshold, true, block_sum);
         int64_t kept = 1;
         while (kept < at.ties && at.before + (double)kept * threshold < target) ++kept;
         if (kept < at.ties) drop_ties(threshold, kept);
@@ -339,11 +196,12 @@ struct Sampler::Choices {
         for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
             if (block_sum[b] >= value) {
                 bool changed = false;
-                for (int64_t i = b * kBlockSize, end = i + kBlockSize; i < end; ++i) {
+                for (int64_t i = b * kSampleBlock, end = i + kSampleBlock; i < end; ++i) {
                     if (exps[i] != value || --kept >= 0) continue;
                     exps[i] = 0.0f, changed = true;
                 }
-                if (changed) block_sum[b] = sum_block(exps + b * kBlockSize);
+                float* block = exps + b * kSampleBlock;
+                if (changed) kernels.sample_keep(block, block, kSampleBlock, 0.0f, true, block_sum + b);  // sums it again
             }
             total += block_sum[b];
         }
@@ -354,7 +212,7 @@ struct Sampler::Choices {
     void keep_typical(float share, Worker& w) {
         thinned = true;
         float* distance = w.distance.get();
-        int64_t padded = block_count(n) * kBlockSize;
+        int64_t padded = block_count(n) * kSampleBlock;
         double weighted_sum = 0.0;
         for (int64_t i = 0; i < padded; ++i) {
             float z = i < n && exps[i] > 0.0f ? (logits[i] - maximum) * scale : 0.0f;
@@ -370,7 +228,7 @@ struct Sampler::Choices {
         Crossing at = find_crossing((double)share * total, w.bins.get(), w.items.get(), [&](auto&& f) {
             for (int64_t i = 0; i < padded; ++i) f(std::bit_cast<uint32_t>(distance[i]), exps[i]);
         });
-        if (at.found) total = mask<false>(exps, distance, n, std::bit_cast<float>(at.key), block_sum);
+        if (at.found) total = kernels.sample_keep(exps, distance, n, std::bit_cast<float>(at.key), false, block_sum);
     }
 
     // The first token whose cumulative share, in order of id, exceeds u.
@@ -384,7 +242,7 @@ struct Sampler::Choices {
             if (before + block_sum[b] > target) break;
         }
         int64_t last = -1;
-        for (int64_t i = block * kBlockSize, end = i + kBlockSize; i < end; ++i) {
+        for (int64_t i = block * kSampleBlock, end = i + kSampleBlock; i < end; ++i) {
             if (!(exps[i] > 0.0f)) continue;
             last = i;
             before += exps[i];
@@ -417,7 +275,7 @@ int64_t Sampler::choose(const SampleRecord& r, Choices& c, Worker& w, bool exps_
         exps_ready = false;
     }
     if (!exps_ready) {
-        c.total = exponentials<true>(c.logits, c.n, c.maximum, c.scale, c.exps, c.block_sum);
+        c.total = kernels_.sample_exponentials(c.logits, c.n, c.maximum, c.scale, c.exps, c.block_sum);
     } else {
         for (int64_t b = 0, blocks = block_count(c.n); b < blocks; ++b) c.total += c.block_sum[b];
     }
@@ -440,7 +298,7 @@ void Sampler::report_choices(const SampleRecord& r, const Choices& c, int64_t to
     uint64_t* keys = w.items.get();
     int64_t count = 0, k = std::min<int64_t>(r.num_top, vocab_);
     if (!c.ids && !c.thinned) {
-        ranks_[row] = (int32_t)rank_of(x, vocab_, token, w.block_max.get());
+        ranks_[row] = (int32_t)kernels_.sample_rank(x, vocab_, token, w.block_max.get());
         if (k > 0) {
             float floor = k < vocab_ ? floor_of(x, vocab_, k, w.block_max.get(), w.maxima.get(), w.histogram.get()) : -kInfinity;
             count = gather(x, vocab_, floor, w.block_max.get(), keys);
@@ -448,7 +306,7 @@ void Sampler::report_choices(const SampleRecord& r, const Choices& c, int64_t to
     } else {
         for (int64_t b = 0, blocks = block_count(c.n); b < blocks; ++b) {
             if (c.thinned && !(c.block_sum[b] > 0.0f)) continue;
-            for (int64_t i = b * kBlockSize, end = std::min(c.n, i + kBlockSize); i < end; ++i) {
+            for (int64_t i = b * kSampleBlock, end = std::min(c.n, i + kSampleBlock); i < end; ++i) {
                 int64_t id = c.ids ? c.ids[i] : i;
                 keys[count] = order_key(x[id], id);
                 count += !c.thinned || c.exps[i] > 0.0f;
@@ -472,7 +330,7 @@ void Sampler::report_choices(const SampleRecord& r, const Choices& c, int64_t to
 
 SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t row) noexcept {
     float maximum;
-    if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
+    if (!kernels_.sample_scan(x, vocab_, w.block_max.get(), &maximum)) return SampleStatus::NonFinite;
     if (maximum == -kInfinity) return SampleStatus::NothingLeft;
     bool prompt = r.mode == (int32_t)SampleMode::Prompt;
     bool lists = !prompt && (r.bias_count | r.allowed_count | r.banned_count | r.penalty_count) != 0;
@@ -486,9 +344,8 @@ SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t ro
     if (r.num_top >= 0 && !processed) {
         // At temperature 1 with nothing to change these are also what is drawn from.
         exps_ready = r.mode == (int32_t)SampleMode::Random && r.temperature == 1.0f && !lists && !green;
-        double sum = exps_ready ? exponentials<true>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get())
-                                : exponentials<false>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get());
-        log_sum = sampler_log(sum);
+        float* exps = exps_ready ? w.exps.get() : nullptr;
+        log_sum = sampler_log(kernels_.sample_exponentials(x, vocab_, maximum, 1.0f, exps, w.block_sum.get()));
         if (r.num_top > 0) report_top(r, x, log_sum, maximum, w);
         if (lists || green) {
             std::copy(x, x + vocab_, w.raw.get());
@@ -504,21 +361,21 @@ SampleStatus Sampler::run(const SampleRecord& r, float* x, Worker& w, int64_t ro
         }
         if (lists) apply_lists(r, x, w);
         if (lists || green) {
-            if (!scan(x, vocab_, w.block_max.get(), maximum)) return SampleStatus::NonFinite;
+            if (!kernels_.sample_scan(x, vocab_, w.block_max.get(), &maximum)) return SampleStatus::NonFinite;
             if (maximum == -kInfinity) return SampleStatus::NothingLeft;
         }
         bool greedy = r.mode == (int32_t)SampleMode::Greedy;
-        Choices choices{x, maximum, greedy ? 1.0f : 1.0f / r.temperature, w.exps.get(), w.block_sum.get(), vocab_};
+        Choices choices{kernels_, x, maximum, greedy ? 1.0f : 1.0f / r.temperature, w.exps.get(), w.block_sum.get(), vocab_};
         token = greedy ? first_maximum(x, w.block_max.get(), maximum) : choose(r, choices, w, exps_ready);
         if (processed) {
-            if (greedy) choices.total = exponentials<false>(x, vocab_, maximum, 1.0f, w.exps.get(), w.block_sum.get());
+            if (greedy) choices.total = kernels_.sample_exponentials(x, vocab_, maximum, 1.0f, nullptr, w.block_sum.get());
             report_choices(r, choices, token, row, w);
         }
     }
     tokens_[row] = (int32_t)token;
     if (r.num_top >= 0 && !processed) {
         logprobs_[row] = (float)((double)(raw[token] - raw_maximum) - log_sum);
-        ranks_[row] = (int32_t)rank_of(raw, vocab_, token, raw_block_max);
+        ranks_[row] = (int32_t)kernels_.sample_rank(raw, vocab_, token, raw_block_max);
     }
     return SampleStatus::Ok;
 }

@@ -10,9 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace octavo {
+
+struct KernelTable;
 
 enum class SampleMode : int32_t { Idle = 0, Greedy = 1, Random = 2, Prompt = 3 };
 enum class SampleStatus : int32_t { Ok = 0, NonFinite = 1, NothingLeft = 2, BadRecord = 3 };
@@ -46,13 +49,13 @@ static_assert(sizeof(SampleRecord) == 128);
 
 // Philox4x32-10 (Salmon et al. 2011): out = the four words of block `counter` under `key`.
 void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) noexcept;
-// The sampler's own e^x for x <= 0 (0 below -87) and natural logarithm of a positive normal number.
-void sampler_exp(const float* x, float* out, int64_t n) noexcept;
+// The sampler's own natural logarithm of a positive normal number.
 double sampler_log(double x) noexcept;
 
 class Sampler {
 public:
-    Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers);
+    // `level`: an instruction-set level (empty: the best one here); it changes how long sampling takes and no result.
+    Sampler(int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers, const std::string& level = {});
     Sampler(const Sampler&) = delete;
     Sampler& operator=(const Sampler&) = delete;
     ~Sampler();
@@ -89,6 +92,7 @@ private:
     void report_top(const SampleRecord& record, const float* logits, double log_sum, float maximum, Worker& worker) noexcept;
     void report_choices(const SampleRecord& record, const Choices& choices, int64_t token, int64_t row, Worker& worker) noexcept;
 
+    const KernelTable& kernels_;
     int64_t vocab_, max_rows_, max_top_, max_workers_;
     std::vector<SampleRecord> records_;
     std::vector<int32_t> tokens_, ranks_, statuses_;

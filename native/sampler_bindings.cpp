@@ -1,12 +1,16 @@
 // Python's view of the sampler: its arrays without copies, its pools, and sampling rows one after another for tests.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "green_list.h"
+#include "kernel_table.h"
 #include "sampler.h"
 
 namespace nb = nanobind;
@@ -43,13 +47,14 @@ void bind_sampler(nb::module_& m) {
     nb::class_<PythonSampler, Sampler>(m, "Sampler")
         .def(
             "__init__",
-            [](PythonSampler* self, int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers) {
+            [](PythonSampler* self, int64_t vocab, int64_t max_rows, int64_t max_top, int64_t max_workers, const std::string& level) {
                 if (vocab < 1 || vocab > kMost || max_rows < 1 || max_rows > kMost || max_workers < 1 || max_workers > 4096)
                     throw std::invalid_argument("Sampler: vocab, max_rows and max_workers must be positive and not huge");
                 if (max_top < 0 || max_top > vocab) throw std::invalid_argument("Sampler: max_top must be 0 to vocab");
-                new (self) PythonSampler(vocab, max_rows, max_top, max_workers);
+                new (self) PythonSampler(vocab, max_rows, max_top, max_workers, level);
             },
-            nb::arg("vocab"), nb::arg("max_rows"), nb::arg("max_top"), nb::arg("max_workers"))
+            nb::arg("vocab"), nb::arg("max_rows"), nb::arg("max_top"), nb::arg("max_workers"), nb::arg("level") = "",
+            "level: instruction-set level (empty: the best one here), which changes no result.")
         .def_prop_ro("records", [](nb::handle_t<PythonSampler> h) {
             auto& s = nb::cast<PythonSampler&>(h);
             return view(h, (uint8_t*)s.records(), {(size_t)s.max_rows(), sizeof(SampleRecord)});
@@ -96,10 +101,16 @@ void bind_sampler(nb::module_& m) {
                 s.sample_row(row, logits.data(), worker);
             },
             nb::arg("row"), nb::arg("logits"), nb::arg("worker") = 0, "Runs one row; changes the logits.");
-    m.def("sampler_exp", [](Floats x, Floats out) {
-        if (x.shape(0) != out.shape(0)) throw std::invalid_argument("sampler_exp: arrays must be of one length");
-        sampler_exp(x.data(), out.data(), (int64_t)x.shape(0));
-    });
+    m.def(
+        "sampler_exp",
+        [](const std::string& level, Floats x, Floats out) {
+            int64_t n = (int64_t)x.shape(0), blocks = (n + kSampleBlock - 1) / kSampleBlock;
+            if ((int64_t)out.shape(0) != n) throw std::invalid_argument("sampler_exp: arrays must be of one length");
+            std::vector<float> exps(blocks * kSampleBlock), sums(blocks);
+            kernel_table(level).sample_exponentials(x.data(), n, 0.0f, 1.0f, exps.data(), sums.data());
+            std::copy_n(exps.data(), n, out.data());
+        },
+        nb::arg("level"), nb::arg("x"), nb::arg("out"), "out = e^x as the sampler computes it, for x of at most 0.");
     m.def("sampler_log", &sampler_log);
     m.def(
         "green_list",

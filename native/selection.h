@@ -7,12 +7,13 @@
 #include <functional>
 #include <limits>
 
+#include "kernel_table.h"
+
 namespace octavo {
 
-constexpr int64_t kBlockSize = 64;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-inline int64_t block_count(int64_t n) { return (n + kBlockSize - 1) / kBlockSize; }
+inline int64_t block_count(int64_t n) { return (n + kSampleBlock - 1) / kSampleBlock; }
 
 // Ascending keys are descending logits, ties by ascending id. Adding 0 makes -0 equal to 0.
 inline uint64_t order_key(float logit, int64_t id) {
@@ -47,7 +48,7 @@ inline int64_t gather(const float* x, int64_t n, float floor, const float* block
     int64_t count = 0;
     for (int64_t b = 0, blocks = block_count(n); b < blocks; ++b) {
         if (!(block_max[b] >= floor)) continue;
-        for (int64_t i = b * kBlockSize, end = std::min(n, i + kBlockSize); i < end; ++i) {
+        for (int64_t i = b * kSampleBlock, end = std::min(n, i + kSampleBlock); i < end; ++i) {
             keys[count] = order_key(x[i], i);
             count += x[i] >= floor;
         }

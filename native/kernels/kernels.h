@@ -12,6 +12,10 @@ void rope_row(const RopeArgs& args, int64_t row);
 void attention_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch);
 void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t tokens);
 void elementwise(const ElementwiseArgs& args, int64_t row);
+bool sample_scan(const float* x, int64_t n, float* block_max, float* maximum);
+double sample_exponentials(const float* x, int64_t n, float maximum, float scale, float* out, float* block_sum);
+double sample_keep(float* e, const float* measure, int64_t n, float threshold, bool above, float* block_sum);
+int64_t sample_rank(const float* x, int64_t n, int64_t token, const float* block_max);
 double peak_work(PeakKind kind, int64_t iterations);
 double read_bandwidth_work(const uint8_t* data, int64_t bytes);
 

@@ -260,6 +260,36 @@ void test_attention(const std::string& level, bool kv_f32, int window) {
         }
 }
 
+// The sampler's passes over a row: the portable level's bits.
+void test_sampling(const std::string& level) {
+    const KernelTable &kernels = kernel_table(level), &portable = kernel_table("portable");
+    const auto values = Numbers{5}.many(3 * kSampleBlock);
+    for (int64_t n : {int64_t{1}, kSampleBlock - 1, 2 * kSampleBlock, 2 * kSampleBlock + 17}) {
+        const std::string name = level + " sampling of " + std::to_string(n);
+        std::vector<float> x(values.begin(), values.begin() + n);
+        for (float& v : x) v *= 20.0f;
+        float maxima[2] = {};
+        double totals[2] = {}, kept[2] = {};
+        int64_t ranks[2] = {};
+        std::vector<float> exps[2], sums[2];
+        for (int which : {0, 1}) {
+            const KernelTable& table = which ? kernels : portable;
+            exps[which].resize(3 * kSampleBlock), sums[which].resize(6);
+            check(table.sample_scan(x.data(), n, sums[which].data() + 3, &maxima[which]), name + ": finite");
+            ranks[which] = table.sample_rank(x.data(), n, n / 2, sums[which].data() + 3);
+            totals[which] = table.sample_exponentials(x.data(), n, maxima[which], 0.7f, exps[which].data(), sums[which].data());
+            kept[which] = table.sample_keep(exps[which].data(), exps[which].data(), n, 1e-3f, true, sums[which].data());
+        }
+        check(maxima[0] == maxima[1] && totals[0] == totals[1] && kept[0] == kept[1] && ranks[0] == ranks[1], name + ": values");
+        check(exps[0] == exps[1] && sums[0] == sums[1], name + ": bits");
+        double total = 0.0;
+        for (float v : x) total += std::exp(0.7 * ((double)v - maxima[1]));
+        check(std::fabs(totals[1] - total) < 1e-5 * total, name + ": sum");
+        x[(size_t)n - 1] = NAN;
+        check(!kernels.sample_scan(x.data(), n, sums[1].data(), &maxima[1]), name + ": a NaN");
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -273,6 +303,7 @@ int main() {
         }
         for (bool kv_f32 : {false, true})
             for (int window : {0, 100}) test_attention(level, kv_f32, window);
+        test_sampling(level);
         std::printf("%s: checked\n", level.c_str());
     }
     return failures ? EXIT_FAILURE : EXIT_SUCCESS;

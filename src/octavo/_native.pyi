@@ -79,7 +79,11 @@ class SamplerBase:
     def max_workers(self) -> int: ...
 
 class Sampler(SamplerBase):
-    def __init__(self, vocab: int, max_rows: int, max_top: int, max_workers: int) -> None: ...
+    def __init__(self, vocab: int, max_rows: int, max_top: int, max_workers: int, level: str = "") -> None:
+        """
+        level: instruction-set level (empty: the best one here), which changes no result.
+        """
+
     @property
     def records(self) -> NDArray[numpy.uint8]: ...
     @property
@@ -99,7 +103,9 @@ class Sampler(SamplerBase):
     def sample_row(self, row: int, logits: NDArray[numpy.float32], worker: int = 0) -> None:
         """Runs one row; changes the logits."""
 
-def sampler_exp(arg0: NDArray[numpy.float32], arg1: NDArray[numpy.float32], /) -> None: ...
+def sampler_exp(level: str, x: NDArray[numpy.float32], out: NDArray[numpy.float32]) -> None:
+    """out = e^x as the sampler computes it, for x of at most 0."""
+
 def sampler_log(arg: float, /) -> float: ...
 def green_list(previous: int, vocab: int, out: NDArray[numpy.int32]) -> None:
     """

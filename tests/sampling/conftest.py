@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,9 @@ Logits = Sequence[float] | np.ndarray
 class Runner:
     """Runs rows of one native sampler from Python."""
 
-    def __init__(self, vocab: int, max_rows: int = 8, workers: int = 1) -> None:
+    def __init__(self, vocab: int, max_rows: int = 8, workers: int = 1, level: str = "") -> None:
         self.vocab = vocab
-        self.sampler = _native.Sampler(vocab, max_rows, vocab, workers)
+        self.sampler = _native.Sampler(vocab, max_rows, vocab, workers, level)
         self.batch = SamplerBatch(self.sampler)
 
     def row(self, params: SamplingParams, seed: int = 0, index: int = 0, **state: Any) -> RowSampling:
@@ -56,3 +57,14 @@ class Runner:
 @pytest.fixture
 def make_runner() -> Callable[..., Runner]:
     return Runner
+
+
+@pytest.fixture(params=_native.available_levels())
+def level(request: pytest.FixtureRequest) -> str:
+    """Each instruction-set level of this machine in turn."""
+    return str(request.param)
+
+
+@pytest.fixture
+def make_runner_of_level(level: str) -> Callable[..., Runner]:
+    return partial(Runner, level=level)

@@ -38,8 +38,8 @@ RULES = {
 
 @pytest.mark.parametrize("vocab", [64, 65, 1000])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_token_rank_and_list_are_those_of_the_reference(make_runner, vocab, rule):
-    runner = make_runner(vocab)
+def test_token_rank_and_list_are_those_of_the_reference(make_runner_of_level, vocab, rule):
+    runner = make_runner_of_level(vocab)
     params = SamplingParams(logprobs=8, **rule, **PROCESSED)
     state = {"prompt_ids": [3, 4, 9], "output_ids": [5, 5, 11], "eos_ids": (17,)}
     for seed in range(12):

@@ -23,6 +23,14 @@ MANY_PARAMS = [
     SamplingParams(repetition_penalty=1.2, logit_bias={3: 5.0}, frequency_penalty=0.3, logprobs=3),
     SamplingParams(allowed_token_ids=[1, 5, 900, 901], logprobs=1),
 ]
+MORE_PARAMS = [
+    *MANY_PARAMS,
+    SamplingParams(watermark=True, logprobs=2),
+    SamplingParams(watermark=True, watermark_gamma=0.25, temperature=0.7, top_p=0.9),
+    SamplingParams(logprobs=3, logprobs_mode="processed", temperature=0.8, typical_p=0.7),
+    SamplingParams(logprobs=3, logprobs_mode="processed", temperature=0, frequency_penalty=1.0),
+    SamplingParams(logprobs=70, logprobs_mode="processed", top_k=60, watermark=True),
+]
 
 
 def _bits(result) -> tuple:
@@ -37,7 +45,7 @@ def work(make_runner):
     runner = make_runner(1500, max_rows=16, workers=2)
     rows = [
         runner.row(params, seed=90 + i, index=i % 3, prompt_ids=[1, 2, 3], output_ids=[7, 7, 8])
-        for i, params in enumerate(MANY_PARAMS)
+        for i, params in enumerate(MORE_PARAMS)
     ]
     logits = (rng.standard_normal((len(rows), 1500)) * 4).astype(np.float32)
     return runner, rows, logits
@@ -85,16 +93,16 @@ def test_results_do_not_depend_on_what_the_scratch_held(work, make_runner):
     runner, rows, logits = work
     first = _run(runner, logits, rows, range(len(rows)))
     noise = np.random.default_rng(3).standard_normal(1500)
-    for params in MANY_PARAMS:
+    for params in MORE_PARAMS:
         runner.one(noise, params, seed=5)
     assert _run(runner, logits, rows, range(len(rows))) == first
 
 
-def test_the_arithmetic_is_the_same_on_every_machine(make_runner):
+def test_the_arithmetic_is_the_same_on_every_machine(make_runner_of_level):
     # Logits from integers only; the expected bits were computed once and hold for every CPU and compiler.
     ids = np.arange(2000, dtype=np.int64)
     logits = ((ids * 7919 % 2003) / 128.0).astype(np.float32)
-    runner = make_runner(2000, max_rows=16)
+    runner = make_runner_of_level(2000, max_rows=16)
     found = []
     for params in MANY_PARAMS:
         row = runner.row(params, seed=12345, prompt_ids=[1, 2, 3], output_ids=[7, 7, 8])
@@ -126,6 +134,24 @@ EXPECTED: list[tuple[int, str | None, int]] = [
 ]
 
 
+@pytest.mark.parametrize("vocab", [1, 15, 64, 100, 1000, 1500])
+def test_every_level_computes_the_same_bits(make_runner, vocab):
+    rng = np.random.default_rng(vocab)
+    runners = [make_runner(vocab, level=level) for level in _native.available_levels()]
+    for params in MORE_PARAMS:
+        if params.logit_bias or params.allowed_token_ids:
+            params = params.clone(logit_bias={0: 5.0}, allowed_token_ids=[0, vocab // 2, vocab - 1])
+        for scale in (0.0, 0.5, 5.0, 100.0):
+            logits = rng.standard_normal(vocab) * scale
+            first, *others = (_bits(r.one(logits, params, 3, prompt_ids=[0], output_ids=[vocab - 1])) for r in runners)
+            assert all(other == first for other in others)
+
+
+def test_an_unknown_level_is_refused():
+    with pytest.raises(ValueError, match="none"):
+        _native.Sampler(10, 1, 10, 1, "none")
+
+
 def test_seed_sample_index_and_position_each_change_the_draw(make_runner):
     runner = make_runner(1000, max_rows=8)
     params = SamplingParams(temperature=1.0)
@@ -153,15 +179,15 @@ def test_philox_gives_the_published_vectors():
         assert reference.philox4x32(counter, key) == expected
 
 
-def test_the_exponential_is_within_two_ulp_and_zero_far_below():
+def test_the_exponential_is_within_two_ulp_and_zero_far_below(level):
     x = np.linspace(-87.0, 0.0, 400_001, dtype=np.float32)
     out = np.empty_like(x)
-    _native.sampler_exp(x, out)
+    _native.sampler_exp(level, x, out)
     exact = np.exp(x.astype(np.float64))
     assert np.max(np.abs(out - exact) / np.spacing(exact.astype(np.float32)).astype(np.float64)) < 2.0
     assert out[-1] == 1.0
     far = np.array([-87.5, -1000.0, -np.inf, -3.4e38], np.float32)
-    _native.sampler_exp(far, out[:4])
+    _native.sampler_exp(level, far, out[:4])
     assert out[:4].tolist() == [0.0] * 4
 
 
@@ -186,7 +212,7 @@ def test_wrong_records_fail_their_row_and_touch_nothing_else(make_runner):
             for i in range(1, 8):
                 for _ in range(rng.integers(1, 4)):
                     wild = rng.integers(-(1 << 31), 1 << 31) if rng.random() < 0.5 else rng.integers(-10, 300)
-                    words[i, rng.integers(4, 22)] = wild
+                    words[i, rng.integers(4, 26)] = wild
         runner.sampler.sample(logits.copy(), 8)
         found = _bits(runner.batch.result(0))[:3]  # a wrong place in the pool may be another row's
         expected = expected or found

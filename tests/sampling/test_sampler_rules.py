@@ -49,9 +49,9 @@ RULES = {
 
 @pytest.mark.parametrize("vocab", [1, 5, 64, 65, 1000, 4099])
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_each_rule_draws_what_the_reference_draws(make_runner, vocab, rule):
+def test_each_rule_draws_what_the_reference_draws(make_runner_of_level, vocab, rule):
     logits = _logits(vocab, seed=vocab)
-    runner = make_runner(vocab, max_rows=40)
+    runner = make_runner_of_level(vocab, max_rows=40)
     tokens = runner.draws(logits, SamplingParams(**rule), 40)
     rule = {"temperature": 1.0, **rule}
     _assert_drawn_like_reference(tokens, reference.distribution(logits, **rule))
@@ -59,17 +59,17 @@ def test_each_rule_draws_what_the_reference_draws(make_runner, vocab, rule):
 
 @pytest.mark.parametrize("scale", [0.0, 0.01, 30.0, 1e4, 1e30])
 @pytest.mark.parametrize("rule", [{}, {"top_k": 7}, {"top_p": 0.9}, {"typical_p": 0.5}], ids=str)
-def test_flat_and_enormous_logits_are_drawn_like_the_reference(make_runner, scale, rule):
+def test_flat_and_enormous_logits_are_drawn_like_the_reference(make_runner_of_level, scale, rule):
     logits = _logits(513, seed=3, scale=scale)
-    tokens = make_runner(513, max_rows=32).draws(logits, SamplingParams(**rule), 32)
+    tokens = make_runner_of_level(513, max_rows=32).draws(logits, SamplingParams(**rule), 32)
     _assert_drawn_like_reference(tokens, reference.distribution(logits, **rule))
 
 
 @pytest.mark.parametrize("vocab", [1, 63, 64, 200, 4099])
-def test_greedy_takes_the_most_probable_token(make_runner, vocab):
+def test_greedy_takes_the_most_probable_token(make_runner_of_level, vocab):
     for seed in range(5):
         logits = _logits(vocab, seed)
-        result = make_runner(vocab).one(logits, SamplingParams(temperature=0))
+        result = make_runner_of_level(vocab).one(logits, SamplingParams(temperature=0))
         assert result.token == int(np.argmax(logits))
         assert math.isnan(result.logprob)
         assert result.top == []
@@ -177,12 +177,12 @@ def test_end_tokens_are_banned_until_min_tokens(make_runner):
 
 
 @pytest.mark.parametrize("k", [0, 1, 5, 20, 65, 1000, 4099])
-def test_log_probabilities_and_top_lists_are_those_of_the_raw_logits(make_runner, k):
+def test_log_probabilities_and_top_lists_are_those_of_the_raw_logits(make_runner_of_level, k):
     vocab = 4099
     logits = _logits(vocab, 11)
     logits[500:520] = logits[3000]  # ties
     expected = reference.log_softmax(logits)
-    runner = make_runner(vocab)
+    runner = make_runner_of_level(vocab)
     params = SamplingParams(
         temperature=0.5, top_k=5, logprobs=k, logit_bias={7: 30.0}, presence_penalty=1.0, repetition_penalty=2.0
     )
@@ -218,8 +218,8 @@ def test_prompt_rows_report_the_target_token(make_runner):
         assert [token for token, _ in result.top] == reference.descending(logits)[: 2 * i].tolist()
 
 
-def test_equal_logits_rank_by_id(make_runner):
-    runner = make_runner(300)
+def test_equal_logits_rank_by_id(make_runner_of_level):
+    runner = make_runner_of_level(300)
     targets = [0, 10, 64, 130, 191, 256, 299]
     runner.batch.begin()
     for i, target in enumerate(targets):
@@ -232,8 +232,8 @@ def test_equal_logits_rank_by_id(make_runner):
 @pytest.mark.parametrize(
     "params", [SamplingParams(temperature=0), SamplingParams(top_p=0.5, logprobs=2)], ids=["greedy", "random"]
 )
-def test_a_row_with_non_finite_logits_fails_alone(make_runner, bad, params):
-    runner = make_runner(100)
+def test_a_row_with_non_finite_logits_fails_alone(make_runner_of_level, bad, params):
+    runner = make_runner_of_level(100)
     rows = np.tile(_logits(100), (3, 1))
     rows[1, 99] = bad
     row = runner.row(params)

@@ -65,9 +65,9 @@ CHOICES = {
 }
 
 
-def test_watermarked_rows_follow_the_reference(make_runner):
+def test_watermarked_rows_follow_the_reference(make_runner_of_level):
     rng = np.random.default_rng(7)
-    runner = make_runner(400)
+    runner = make_runner_of_level(400)
     for seed in range(80):
         picked = {name: values[rng.integers(len(values))] for name, values in CHOICES.items()}
         params = SamplingParams(watermark=True, **picked)

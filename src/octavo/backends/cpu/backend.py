@@ -47,7 +47,7 @@ class CpuBackend:
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self._sampler = Sampler(vocab_size, max_rows, vocab_size, plan.threads)
+        self._sampler = Sampler(vocab_size, max_rows, vocab_size, plan.threads, plan.level)
         self._rows = SamplerBatch(self._sampler)
         self._max_rows = max_rows
         self._tokens, self._starts, self._counts = plan.tokens, plan.starts, plan.counts
