@@ -25,7 +25,7 @@ PROMETHEUS = shutil.which("prometheus")
 pytestmark = pytest.mark.skipif(PROMETHEUS is None, reason="prometheus is not installed (apt-get install prometheus)")
 
 KEY = "key-of-prometheus"
-WINDOW = "10s"
+WINDOW = "30s"
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +96,8 @@ def prometheus(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) 
         _traffic(server)
         running.wait("vllm:request_success_total > 3")
         running.wait(f"rate(vllm:generation_tokens_total[{WINDOW}]) > 0")
+        running.wait(f"rate(http_requests_total[{WINDOW}])")  # these series begin with the first request
+        running.wait(f"rate(octavo:refused_requests_total{{reason='unauthorized'}}[{WINDOW}])")
         yield running
     finally:
         running.close()

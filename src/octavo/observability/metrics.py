@@ -52,7 +52,8 @@ class Metrics(Observer):
     """The metrics of one server with one engine.
 
     ``model_name`` is the label of vLLM's series (the first name the model is served under), ``version`` that of
-    ``octavo:build_info``, ``options`` those of the engine, for ``vllm:cache_config_info``. ``clock`` gives seconds of the monotonic clock that the times of requests are taken from.
+    ``octavo:build_info``, ``options`` those of the engine, for ``vllm:cache_config_info``. ``clock`` gives seconds of
+    the monotonic clock that the times of requests are taken from.
 
     The calls of `Observer` come from one thread, the others from any; everything may be read at any time.
     """
