@@ -255,6 +255,12 @@ class ProcessLink:
             if isinstance(message, EngineInfo):
                 self._info = message
                 self._ready = True
+                # Its successors must be able to take over every request, so they get a KV cache of the same size.
+                self._options |= {
+                    "num_gpu_blocks_override": message.num_blocks,
+                    "kv_cache_bytes": None,
+                    "max_model_len": message.max_model_len,
+                }
                 return message
             if isinstance(message, Failed):
                 self._reap()
