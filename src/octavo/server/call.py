@@ -115,7 +115,7 @@ class Call:
             raise ClientGone from None
         except TimeoutError:
             message = f"The body did not come within {options.body_timeout:g} seconds."
-            raise Failure(Kind.timeout, message, status=408) from None
+            raise Failure(Kind.timeout, message, status=408, headers={"Connection": "close"}) from None
         self.record.body_bytes = size
         self._body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return self._body
@@ -263,7 +263,8 @@ class Call:
 
 
 def _too_large(limit: int) -> Failure:
-    return Failure(Kind.too_large, f"The body is larger than {limit} bytes.", code="body_too_large")
+    message = f"The body is larger than {limit} bytes."
+    return Failure(Kind.too_large, message, code="body_too_large", headers={"Connection": "close"})
 
 
 class _Deadline:

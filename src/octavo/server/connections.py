@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -20,12 +21,16 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
 
+_log = logging.getLogger(__name__)
+
 # Requests sent before the answers to those before them; more than a client has use for, less than hurts.
 _MAX_PIPELINED = 8
 # After an answer the client did not expect yet, its bytes are read and dropped for a while: a connection closed with
 # bytes unread is reset, and the answer may be lost with it.
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 16 << 20
+# What may follow of a request that was answered before it was complete, without the connection being closed.
+_REST_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -78,6 +83,10 @@ class GuardedProtocol(HttpToolsProtocol):
             message = f"{self._limits.max_connections} connections are open already: try again later."
             self._refuse(Failure(Kind.unavailable, message, code="connections", retry_after=1))
             return
+        self._wait_for_request()
+
+    def _wait_for_request(self) -> None:
+        self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(self._limits.idle_timeout, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -95,9 +104,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def linger(self) -> None:
         """Close the sending side, drop what still comes for a short while, then close."""
-        if self._discarding:
+        if self._discarding or self.transport.is_closing():
             return
         self._discarding = True
+        self._discarded = 0
         self._stop_head_timer()
         if self.transport.can_write_eof():
             self.transport.write_eof()
@@ -123,6 +133,11 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.close_now()
             return
         self._unset_keepalive_if_required()
+        if self._in_rest():
+            self._discarded += len(data)
+            if self._discarded > _REST_BYTES:
+                self.linger()
+                return
         if self._in_head:
             self._head_bytes += len(data)  # the parser reports a field when it is complete, which it may never be
         try:
@@ -132,10 +147,12 @@ class GuardedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
                 self._stop_head_timer()
+                self._unset_keepalive_if_required()
                 self.handle_websocket_upgrade()
                 return
             self.cycle.keep_alive = False  # the parser reads no further, so this answer is the last
         except (httptools.HttpParserError, _Refused):
+            _log.debug("not HTTP", exc_info=True)
             self._refuse(self._refusal or Failure(Kind.invalid, "This is not HTTP.", code="http"))
             return
         if self._head_timer is None and not self._answering() and (self._in_head or not self._in_message):
@@ -181,8 +198,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The request is complete."""
-        self._in_message = False
+        rest, self._in_message = self._in_rest(), False
         super().on_message_complete()
+        if rest:
+            self._stop_head_timer()
+            self._wait_for_request()
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -205,12 +225,15 @@ class GuardedProtocol(HttpToolsProtocol):
     # -- what goes out
 
     def on_response_complete(self) -> None:
-        """An answer is complete. When its request is not, the connection ends: the rest could go on for ever."""
-        if self._in_message and not self._in_head and not self.pipeline and not self.transport.is_closing():
-            self.server_state.total_requests += 1
-            self.linger()
-            return
+        """An answer is complete. When its request is not, what is left of it may come for a while and is dropped."""
         super().on_response_complete()
+        if self._in_rest() and not self.transport.is_closing():
+            self._discarded = 0
+            self._head_timer = self.loop.call_later(self._limits.header_timeout, self.linger)
+
+    def _in_rest(self) -> bool:
+        """Whether what comes is the body of a request that has been answered already."""
+        return self._in_message and not self._in_head and not self.pipeline and not self._answering()
 
     def _refuse(self, failure: Failure) -> None:
         """Answer what is not a request and close, but not into the middle of another answer."""

@@ -108,7 +108,7 @@ def _parse(lines: Iterable[str], source: str) -> _Keys:
     keys: _Keys = {}
     for number, line in enumerate(lines, start=1):
         match = _LINE.fullmatch(line)
-        if match is None:
+        if match is None or line.endswith(":"):
             # The line itself may be a secret with a slip in it, so it is not shown.
             raise ConfigError(f"{source}: key {number} is not KEY or NAME:KEY in printable ASCII without spaces")
         digest = hashlib.sha256(match.group(2).encode()).digest()
