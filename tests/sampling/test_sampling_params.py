@@ -41,6 +41,20 @@ REFUSED = [
     ("min_p", 1.1),
     ("typical_p", 0.0),
     ("typical_p", 2),
+    ("watermark", 1),
+    ("watermark", "yes"),
+    ("watermark_gamma", 0.0),
+    ("watermark_gamma", 1.0),
+    ("watermark_gamma", math.nan),
+    ("watermark_gamma", True),
+    ("watermark_delta", 0.0),
+    ("watermark_delta", -2.0),
+    ("watermark_delta", 100.1),
+    ("watermark_delta", math.inf),
+    ("watermark_delta", math.nan),
+    ("logprobs_mode", "cooked"),
+    ("logprobs_mode", None),
+    ("logprobs_mode", ["raw"]),
     ("seed", 1 << 64),
     ("seed", 0.5),
     ("seed", True),
@@ -288,3 +302,17 @@ def test_any_values_either_make_valid_parameters_or_a_parameter_error(values):
 def test_everything_inside_the_limits_is_accepted(**values):
     p = SamplingParams(**values)
     assert p.temperature == values["temperature"]
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(
+    watermark=st.booleans(),
+    watermark_gamma=st.floats(0.0, 1.0, exclude_min=True, exclude_max=True),
+    watermark_delta=st.floats(0.0, 100.0, exclude_min=True),
+    logprobs_mode=st.sampled_from(["raw", "processed"]),
+)
+def test_watermarks_inside_the_limits_survive_a_mapping(**values):
+    p = SamplingParams(**values)
+    assert p.watermark_gamma == values["watermark_gamma"]
+    assert np.float32(p.watermark_delta) > 0
+    assert SamplingParams.from_mapping(p.to_mapping()) == p
