@@ -315,6 +315,13 @@ def test_tokenize_gives_places_in_the_bytes_of_the_input(server: RunningServer) 
     assert post(server, "/tokenize", {"inputs": text, "parameters": {"truncate": 2}}).json() == tokens[-2:]
 
 
+def test_a_long_text_is_tokenised_as_a_short_one(server: RunningServer) -> None:
+    text = "some words é " * 2000
+    tokens = post(server, "/tokenize", {"inputs": text}).json()
+    assert "".join(token["text"] for token in tokens) == text
+    assert tokens[-1]["stop"] == len(text.encode())
+
+
 def test_tokenize_answers_vllms_body_as_vllm(server: RunningServer) -> None:
     ids = [token["id"] for token in post(server, "/tokenize", {"inputs": PROMPT}).json()]
     assert post(server, "/tokenize", {"prompt": PROMPT}).json()["tokens"] == ids

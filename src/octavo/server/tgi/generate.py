@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from octavo.server.endpoints import json_response
 from octavo.server.failures import Failure, Kind
+from octavo.server.openai.prompts import LONG_TEXT
 from octavo.server.sse import sse_response
 from octavo.server.tgi.answers import (
     EventWriter,
@@ -41,9 +42,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-# Texts above this many characters are tokenised in a worker thread, so that the event loop goes on serving others.
-_LONG_TEXT = 20_000
-
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -61,7 +59,7 @@ async def prepare(
     limits = Limits.of(call.serving)
     asked = validate(request, limits, streaming=streaming, return_full_text=return_full_text)
     encode = call.serving.llm.get_tokenizer().encode
-    if len(asked.inputs) > _LONG_TEXT:
+    if len(asked.inputs) > LONG_TEXT:
         token_ids = await asyncio.to_thread(encode, asked.inputs)
     else:
         token_ids = encode(asked.inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from octavo.server.endpoints import json_response
 from octavo.server.failures import ClientGone
 from octavo.server.openai.chat import chat_prompt
 from octavo.server.openai.errors import OPENAI
+from octavo.server.openai.prompts import LONG_TEXT
 from octavo.server.openai.schemas_chat import ChatRequest
 from octavo.server.openai.tokenize import tokenize as vllm_tokenize
 from octavo.server.tgi.dialect import template_failure
@@ -42,7 +44,7 @@ async def _tokenize(call: Call) -> Response:
     """The tokens of the input, of which ``truncate`` keeps the last."""
     request = await call.read(GenerateRequest)
     asked = validate(request, Limits.of(call.serving))
-    tokens = simple_tokens(call.serving.llm.get_tokenizer(), asked.inputs)
+    tokens = await _simple_tokens(call.serving.llm.get_tokenizer(), asked.inputs)
     return json_response(tokens if asked.truncate is None else tokens[-asked.truncate :])
 
 
@@ -55,8 +57,15 @@ async def chat_tokenize(call: Call) -> Response:
     except OctavoError as error:
         raise template_failure(str(error)) from error
     tokenizer = call.serving.llm.get_tokenizer()
-    tokens = simple_tokens(tokenizer, text, add_special_tokens=bool(request.add_special_tokens))
+    tokens = await _simple_tokens(tokenizer, text, add_special_tokens=bool(request.add_special_tokens))
     return json_response(ChatTokenizeResponse(tokens, text))
+
+
+async def _simple_tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[SimpleToken]:
+    """The tokens of a text, read in a worker thread when it is long, so that the event loop goes on serving others."""
+    if len(text) > LONG_TEXT:
+        return await asyncio.to_thread(simple_tokens, tokenizer, text, add_special_tokens=add_special_tokens)
+    return simple_tokens(tokenizer, text, add_special_tokens=add_special_tokens)
 
 
 def simple_tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[SimpleToken]:

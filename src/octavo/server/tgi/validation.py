@@ -14,8 +14,6 @@ from octavo.server.tgi.dialect import invalid
 from octavo.server.tgi.schemas import GenerateRequest, Parameters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from octavo.server.serving import Serving
 
 __all__ = ["Asked", "Limits", "validate"]
@@ -34,7 +32,6 @@ class Limits:
     max_best_of: int = 2
     max_stop_sequences: int = 4
     max_top_n_tokens: int = 5
-    max_client_batch_size: int = 4
 
     @classmethod
     def of(cls, serving: Serving) -> Limits:
@@ -49,7 +46,6 @@ class Limits:
             max_best_of=options.max_best_of,
             max_stop_sequences=options.max_stop_sequences,
             max_top_n_tokens=options.max_top_n_tokens,
-            max_client_batch_size=options.max_client_batch_size,
         )
 
 
@@ -131,47 +127,48 @@ def validate(
     request: GenerateRequest, limits: Limits, *, streaming: bool = False, return_full_text: bool = False
 ) -> Asked:
     """Check everything about a request but the number of its tokens; ``return_full_text`` is the route's default."""
-    given = request.parameters
-    parameters = _NO_PARAMETERS if given is None else given
+    parameters = _NO_PARAMETERS if request.parameters is None else request.parameters
     best_of = _best_of(parameters, limits, streaming)
-    details = bool(parameters.details)
-    prefill = bool(parameters.decoder_input_details)
-    if streaming and prefill:
+    if streaming and parameters.decoder_input_details:
         raise invalid("`decoder_input_details` == true is not supported when streaming tokens", "decoder_input_details")
-    drawn = _numbers(parameters)
-    wished = any(
-        value is not None
-        for value in (parameters.temperature, parameters.top_k, parameters.top_p, parameters.typical_p)
-    )
-    if best_of > 1 and not (parameters.do_sample or wished):
-        raise invalid("you must use sampling when `best_of` is > 1", "best_of")
-    seed = _lengths(request, parameters, limits, best_of)
-    if request.inputs == "":
+    _check_numbers(parameters)
+    _check_counts(parameters, limits)
+    _check_seed(parameters.seed, best_of)
+    _check_not_built(parameters)
+    if not request.inputs:
         raise invalid("`inputs` cannot be empty", "inputs")
-    temperature, repetition_penalty, frequency_penalty, top_k, top_p, typical_p = drawn
-    warped = temperature != 1.0 or top_k > 0 or top_p < 1.0 or typical_p < 1.0
     full = parameters.return_full_text
     return Asked(
         inputs=request.inputs,
         # Equal answers would be no choice, so best_of draws wherever TGI lets it through.
-        sampling=bool(parameters.do_sample) or warped or best_of > 1,
+        sampling=bool(parameters.do_sample) or _warps(parameters) or best_of > 1,
         best_of=best_of,
-        seed=seed,
+        seed=parameters.seed,
         max_new_tokens=parameters.max_new_tokens,
         truncate=parameters.truncate,
-        details=details or prefill,
-        prefill=prefill,
+        details=bool(parameters.details or parameters.decoder_input_details),
+        prefill=bool(parameters.decoder_input_details),
         top_n=parameters.top_n_tokens or 0,
         return_full_text=return_full_text if full is None else full,
-        temperature=temperature,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        top_k=top_k,
-        top_p=top_p,
-        typical_p=typical_p,
+        temperature=_or(parameters.temperature, 1.0),
+        repetition_penalty=_or(parameters.repetition_penalty, 1.0),
+        frequency_penalty=_or(parameters.frequency_penalty, 0.0),
+        top_k=parameters.top_k or 0,
+        top_p=_or(parameters.top_p, 1.0),
+        typical_p=_or(parameters.typical_p, 1.0),
         watermark=bool(parameters.watermark),
         stop=tuple(parameters.stop or ()),
     )
+
+
+def _or(value: float | None, absent: float) -> float:
+    return absent if value is None else value
+
+
+def _warps(parameters: Parameters) -> bool:
+    """Whether a parameter is set that makes TGI sample without ``do_sample``."""
+    shares = (parameters.top_k, parameters.top_p, parameters.typical_p)
+    return parameters.temperature not in (None, 1.0) or any(value is not None for value in shares)
 
 
 def _best_of(parameters: Parameters, limits: Limits, streaming: bool) -> int:
@@ -184,49 +181,32 @@ def _best_of(parameters: Parameters, limits: Limits, streaming: bool) -> int:
         raise invalid("`best_of` != 1 is not allowed for this endpoint", "best_of")
     if not 0 < best_of <= limits.max_best_of:
         raise invalid(f"`best_of` must be > 0 and <= {limits.max_best_of}. Given: {best_of}", "best_of")
+    if best_of > 1 and not (parameters.do_sample or parameters.temperature is not None or _warps(parameters)):
+        raise invalid("you must use sampling when `best_of` is > 1", "best_of")
     return best_of
 
 
-def _numbers(parameters: Parameters) -> tuple[float, float, float, int, float, float]:
-    """Temperature, the two penalties, top_k, top_p and typical_p, checked in TGI's order; off where absent."""
-    temperature = 1.0 if parameters.temperature is None else parameters.temperature
-    if not temperature > 0:
+def _check_numbers(parameters: Parameters) -> None:
+    temperature, repetition_penalty = parameters.temperature, parameters.repetition_penalty
+    if temperature is not None and not temperature > 0:
         raise invalid("`temperature` must be strictly positive", "temperature")
-    repetition_penalty = 1.0 if parameters.repetition_penalty is None else parameters.repetition_penalty
-    if not repetition_penalty > 0:
+    if repetition_penalty is not None and not repetition_penalty > 0:
         raise invalid("`repetition_penalty` must be strictly positive", "repetition_penalty")
-    frequency_penalty = 0.0 if parameters.frequency_penalty is None else parameters.frequency_penalty
-    if not -2.0 <= frequency_penalty <= 2.0:
+    if parameters.frequency_penalty is not None and not -2.0 <= parameters.frequency_penalty <= 2.0:
         raise invalid("`frequency_penalty` must be >= -2.0 and <= 2.0", "frequency_penalty")
-    top_p = _open_share(parameters.top_p, "top_p")
-    typical_p = _open_share(parameters.typical_p, "typical_p")
-    top_k = 0 if parameters.top_k is None else parameters.top_k
-    if parameters.top_k is not None and top_k <= 0:
+    for name, share in (("top_p", parameters.top_p), ("typical_p", parameters.typical_p)):
+        if share is not None and not 0.0 < share < 1.0:
+            raise invalid(f"`{name}` must be > 0.0 and < 1.0", name)
+    if parameters.top_k is not None and parameters.top_k <= 0:
         raise invalid("`top_k` must be strictly positive", "top_k")
-    return temperature, repetition_penalty, frequency_penalty, top_k, top_p, typical_p
 
 
-def _open_share(value: float | None, name: str) -> float:
-    if value is None:
-        return 1.0
-    if not 0.0 < value < 1.0:
-        raise invalid(f"`{name}` must be > 0.0 and < 1.0", name)
-    return value
-
-
-def _lengths(request: GenerateRequest, parameters: Parameters, limits: Limits, best_of: int) -> int | None:
-    """The counts, in TGI's order, and what is not built; returns the seed."""
+def _check_counts(parameters: Parameters, limits: Limits) -> None:
     if parameters.max_new_tokens == 0:
         raise invalid("`max_new_tokens` must be strictly positive", "max_new_tokens")
-    stop: Sequence[str] = parameters.stop or ()
-    if len(stop) > limits.max_stop_sequences:
-        raise invalid(f"`stop` supports up to {limits.max_stop_sequences} stop sequences. Given: {len(stop)}", "stop")
-    seed = parameters.seed
-    if seed is not None:
-        if best_of > 1:
-            raise invalid("`seed` must not be set when `best_of` > 1", "seed")
-        if seed > _MAX_SEED:
-            raise invalid(f"`seed` must be <= {_MAX_SEED}. Given: {seed}", "seed")
+    stops = len(parameters.stop or ())
+    if stops > limits.max_stop_sequences:
+        raise invalid(f"`stop` supports up to {limits.max_stop_sequences} stop sequences. Given: {stops}", "stop")
     top_n = parameters.top_n_tokens or 0
     if top_n > limits.max_top_n_tokens:
         raise invalid(f"`top_n_tokens` must be >= 0 and <= {limits.max_top_n_tokens}. Given: {top_n}", "top_n_tokens")
@@ -236,10 +216,20 @@ def _lengths(request: GenerateRequest, parameters: Parameters, limits: Limits, b
             f"`truncate` must be strictly positive and less than {limits.max_input_tokens}. Given: {truncate}",
             "truncate",
         )
+
+
+def _check_seed(seed: int | None, best_of: int) -> None:
+    if seed is None:
+        return
+    if best_of > 1:
+        raise invalid("`seed` must not be set when `best_of` > 1", "seed")
+    if seed > _MAX_SEED:
+        raise invalid(f"`seed` must be <= {_MAX_SEED}. Given: {seed}", "seed")
+
+
+def _check_not_built(parameters: Parameters) -> None:
     if parameters.grammar is not None:
         raise invalid("grammar is not supported", "grammar")
     if parameters.adapter_id is not None:
-        raise invalid(
-            f"`adapter_id` is not supported: no adapters are loaded. Given: {parameters.adapter_id}", "adapter_id"
-        )
-    return seed
+        message = f"`adapter_id` is not supported: no adapters are loaded. Given: {parameters.adapter_id}"
+        raise invalid(message, "adapter_id")
