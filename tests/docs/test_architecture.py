@@ -50,14 +50,15 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 FLOORS = {
-    "frontend": {"cli"},
-    "engine": {"cli", "frontend"},
-    "planning": {"cli", "frontend", "engine", "backends", "models", "weights", "sampling"},
-    "sampling": {"cli", "frontend", "engine", "models", "weights"},
-    "models": {"cli", "frontend", "engine", "backends"},
-    "weights": {"cli", "frontend", "engine", "backends", "models"},
-    "quantization": {"cli", "frontend", "engine", "backends", "models"},
-    "backends": {"cli", "frontend", "engine"},
+    "observability": {"cli", "server"},
+    "frontend": {"cli", "server", "observability"},
+    "engine": {"cli", "server", "observability", "frontend"},
+    "planning": {"cli", "server", "observability", "frontend", "engine", "backends", "models", "weights", "sampling"},
+    "sampling": {"cli", "server", "observability", "frontend", "engine", "models", "weights"},
+    "models": {"cli", "server", "observability", "frontend", "engine", "backends"},
+    "weights": {"cli", "server", "observability", "frontend", "engine", "backends", "models"},
+    "quantization": {"cli", "server", "observability", "frontend", "engine", "backends", "models"},
+    "backends": {"cli", "server", "observability", "frontend", "engine"},
 }
 
 
