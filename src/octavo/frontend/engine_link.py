@@ -204,6 +204,7 @@ class ProcessLink:
         self._channel: Channel[FromEngine] | None = None
         self._ready = False
         self._last_sign = 0.0
+        self._silence = 0.0
         self._closed = False
         self._info: EngineInfo | None = None
 
@@ -239,6 +240,7 @@ class ProcessLink:
         with contextlib.suppress(ChannelClosedError):  # noticed by `ready`
             channel.send(Start(self._options, self._heartbeat_seconds))
         self._last_sign = time.monotonic()
+        self._silence = 0.0
         self._channel = channel
 
     def ready(self) -> EngineInfo:
@@ -283,6 +285,7 @@ class ProcessLink:
     def receive(self) -> Frame | Started | None:
         channel = self._channel
         assert channel is not None
+        began = time.monotonic()
         try:
             message = channel.receive(self._heartbeat_seconds)
         except ChannelClosedError:
@@ -292,11 +295,15 @@ class ProcessLink:
             raise self._lost(f"the engine sent an unreadable message: {error}") from error
         now = time.monotonic()
         if message is None:
-            if now - self._last_sign > self._hang_seconds:
+            # Silence counts only while this process was there to hear: if both were stopped (a suspended machine, a
+            # debugger), the engine is given time to speak again.
+            self._silence += min(now - began, 2 * self._heartbeat_seconds)
+            if self._silence > self._hang_seconds:
                 self._kill()
                 raise self._lost(f"the engine gave no sign of life for {self._hang_seconds:g} s and was killed")
             return None
         self._last_sign = now
+        self._silence = 0.0
         if isinstance(message, (Frame, Started)):
             return message
         if isinstance(message, Failed):
