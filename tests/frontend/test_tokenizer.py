@@ -59,6 +59,17 @@ def test_texts_survive_encoding_and_decoding(tmp_path: Path) -> None:
         assert tokenizer.encode(text, add_special_tokens=False) == list(text.encode())
 
 
+def test_each_token_can_be_found_in_the_text(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(directory(tmp_path))
+    text = "aé<tool>b"
+    found = tokenizer.encode_with_offsets(text)
+    assert [token for token, _, _ in found] == tokenizer.encode(text)
+    assert [text[start:stop] for _, start, stop in found] == ["", "a", "é", "é", "<tool>", "b"]
+    assert len(tokenizer.encode_with_offsets(text, add_special_tokens=False)) == len(found) - 1
+    with pytest.raises(ParameterError, match="surrogates"):
+        tokenizer.encode_with_offsets("\ud800")
+
+
 def test_special_tokens_and_sizes_are_known(tmp_path: Path) -> None:
     tokenizer = load(tmp_path, {**NAMES, "pad_token": None})
     assert (tokenizer.bos_id, tokenizer.eos_ids, tokenizer.pad_id, tokenizer.vocab_size) == (BOS, (EOS,), None, 259)
