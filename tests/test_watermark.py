@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo import LLM, ParameterError, RequestOutput, SamplingParams
+from octavo import LLM, EngineOptions, ParameterError, RequestOutput, SamplingParams
+from octavo.engine.request import EngineRequest, ProducedSequence
+from octavo.frontend.loading import load_engine
 from octavo.watermark import FLAG_ABOVE, WatermarkScore, detect, green_list
 
 
@@ -159,6 +162,31 @@ def test_a_preempted_watermarked_answer_goes_on_as_if_nothing_had_happened(smoll
         found = [output.outputs[0].token_ids for output in texts(small, range(4), watermark=True, max_tokens=60)]
         assert small.stats().counters.preemptions > 0
     assert found == expected
+
+
+@pytest.fixture
+def engine(smollm2_path: Path):
+    with closing(load_engine(EngineOptions(model=str(smollm2_path), max_model_len=128))) as loaded:
+        yield loaded.engine
+
+
+def test_a_replayed_watermarked_answer_goes_on_bit_by_bit(engine):
+    params = SamplingParams(
+        watermark=True, seed=4, max_tokens=24, logprobs=2, logprobs_mode="processed", top_p=0.95, ignore_eos=True
+    )
+
+    def run(*produced: ProducedSequence) -> list[tuple[object, ...]]:
+        engine.add(EngineRequest("a", [504, 1463, 282], params, produced=produced))
+        tokens = []
+        while engine.has_work():
+            tokens += [token for output in engine.step() for token in output.new_tokens]
+        return [(token.token, token.logprob, token.rank, token.top) for token in tokens]
+
+    whole = run()
+    assert len(whole) == 24
+    for count in (1, 11, 23):
+        before = [int(token) for token, *_ in whole[:count]]
+        assert run(ProducedSequence(before)) == whole[count:]
 
 
 @pytest.mark.soak
