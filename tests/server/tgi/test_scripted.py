@@ -195,6 +195,23 @@ def test_a_generation_that_is_aborted_is_incomplete() -> None:
     assert answers[0].json() == {"error": "Incomplete generation", "error_type": "incomplete_generation"}
 
 
+def test_a_stream_that_is_aborted_ends_with_an_event_that_says_so() -> None:
+    seen = threading.Event()
+    backend = ScriptBackend(endless)
+    backend.before_step = lambda step: None if step < 4 else assert_(seen.wait(30))
+    with (
+        serving(backend) as server,
+        server.client() as client,
+        client.stream("POST", "/generate_stream", json={"inputs": "Q:"}, headers={"X-Request-Id": "mine"}) as response,
+    ):
+        lines = (line for line in response.iter_lines() if line)
+        assert json.loads(next(lines)[6:])["index"] == 1
+        assert server.call(lambda: server.serving.llm.abort("mine"))
+        seen.set()
+        rest = [json.loads(line[6:]) for line in lines]
+    assert rest[-1] == {"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"}
+
+
 def test_both_generations_of_best_of_end_when_the_client_goes() -> None:
     backend = ScriptBackend(endless)
     backend.before_step = lambda step: time.sleep(0.02)

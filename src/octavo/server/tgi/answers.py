@@ -108,6 +108,7 @@ class EventWriter:
         self._input_length = len(prompt_ids)
         self._texts: list[str] = []
         self._count = 0
+        self.ended = False  # whether the last event was made
 
     def events(self, completion: CompletionOutput) -> bytes:
         """The events for what is new in a delta; nothing when it has no token."""
@@ -139,6 +140,7 @@ class EventWriter:
             )
         if self._asked.return_full_text:
             text = self._asked.inputs + text
+        self.ended = True
         return data_event(StreamResponse(self._count, token, top, text, details))
 
 

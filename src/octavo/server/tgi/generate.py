@@ -149,3 +149,5 @@ async def _events(call: Call, prepared: Prepared) -> AsyncIterator[bytes]:
             events = writer.events(output.outputs[0])
             if events:
                 yield events
+    if not writer.ended:
+        raise Failure(Kind.internal, "the generation ended before its last token", code="aborted")
