@@ -46,7 +46,10 @@ class ParameterError(OctavoError, ValueError):
         self.value = value
         self.limit = limit
         if message is None:
-            shown = repr(value)
+            try:
+                shown = repr(value)
+            except RecursionError:  # what clients send can be nested deeper than Python can say
+                shown = "..."
             if len(shown) > 120:
                 shown = shown[:117] + "..."
             message = f"{field} must be {limit}, got {shown}"

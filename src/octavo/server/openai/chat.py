@@ -42,6 +42,7 @@ from octavo.server.sse import sse_response
 if TYPE_CHECKING:
     from starlette.responses import Response
 
+    from octavo.frontend.output_processor import OutputKind
     from octavo.frontend.outputs import RequestOutput
     from octavo.sampling.params import SamplingParams
     from octavo.server.call import Call
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["chat", "chat_prompt", "prepare"]
 
-_encountered: set[str] = set()  # templates that have been compiled and tried
+_encountered: set[str] = set()  # templates of models that have been compiled and tried
 
 
 @dataclass(slots=True)
@@ -72,8 +73,8 @@ async def chat(call: Call) -> Response:
     """The handler of ``/v1/chat/completions``."""
     request = await read_body(call, ChatRequest)
     plan = await prepare(call, request)
-    kind = "delta" if request.stream else "final"
-    (generation,) = start(call, request, [plan.prompt], [plan.params], plan.labels, kind)  # type: ignore[arg-type]
+    kind: OutputKind = "delta" if request.stream else "final"
+    (generation,) = start(call, request, [plan.prompt], [plan.params], plan.labels, kind)
     if request.stream:
         return await sse_response(call, _events(plan, generation), on_failure=error_events)
     (output,) = await call.until_gone(collect([generation]))
@@ -178,15 +179,15 @@ async def chat_prompt(serving: Serving, request: ChatRequest) -> tuple[str, list
 
     def work() -> tuple[str, list[int]]:
         traits = traits_of(source)
-        _encountered.add(source)
-        given = {**_variables(request, traits, variables)}
+        if request.chat_template is None:
+            _encountered.add(source)
         text = render(
             tokenizer,
             conversation_of(request.messages, traits),
             source,
             add_generation_prompt=begins,
             continue_final_message=bool(request.continue_final_message),
-            variables=given,
+            variables=_variables(request, traits, variables),
         )
         return text, tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 

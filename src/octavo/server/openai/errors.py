@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -20,6 +20,9 @@ __all__ = ["DONE", "OPENAI", "ErrorBody", "ErrorDetail", "OpenAIDialect", "error
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
+
+_LONGEST_NAME = 200  # of a field that is repeated to the client
+_LONGEST_MESSAGE = 1000
 
 _SCHEMA = "schema"  # the code of a failure of the body itself: not JSON, or a field of another type
 
@@ -94,8 +97,10 @@ async def read_body(call: Call, type_: type[T]) -> T:
         return await call.read(type_)
     except msgspec.ValidationError as error:
         failure = failure_of(error)
-        unknown: Any = str(error).startswith("Object contains unknown field")
-        if unknown:
-            message = f"{failure.param} is not a parameter this server knows: see the table of parameters in its docs"
-            raise Failure(Kind.invalid, message, param=failure.param, code="unknown_field") from None
-        raise Failure(Kind.invalid, failure.message, param=failure.param, code=_SCHEMA) from None
+        param = None if failure.param is None else failure.param[:_LONGEST_NAME]
+        if str(error).startswith("Object contains unknown field"):
+            message = f"{param} is not a parameter this server knows: see the table of parameters in its docs"
+            raise Failure(Kind.invalid, message, param=param, code="unknown_field") from None
+        raise Failure(Kind.invalid, failure.message[:_LONGEST_MESSAGE], param=param, code=_SCHEMA) from None
+    except RecursionError:
+        raise Failure(Kind.invalid, "The body is nested too deeply.", code=_SCHEMA) from None

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from octavo.backends.cpu.backend import instruction_set
 from octavo.server.openai.parameters import priority_of
 
 if TYPE_CHECKING:
@@ -43,9 +44,9 @@ class Labels:
 
 
 def fingerprint(serving: Serving) -> str:
-    """Changes when answers to the same seed may change: with the version, the model or how its weights are kept."""
+    """Changes when answers to the same seed may: with the version, the model, its form, or the instruction set."""
     engine = serving.options.engine
-    facts = (serving.version, engine.model, engine.quantization, engine.kv_cache_dtype, serving.llm.max_model_len)
+    facts = (serving.version, engine.model, engine.quantization, engine.kv_cache_dtype, instruction_set())
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ParameterError
@@ -18,6 +19,7 @@ MAX_TEMPERATURE = 2.0
 MAX_CHOICES = 16384  # of one call, over all its prompts
 MAX_STREAM_INTERVAL = 1 << 20
 _INT64 = 1 << 63
+_SANE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 # Sampling fields for which a model's generation_config may have another default than OpenAI.
 _WITH_DEFAULTS = (
@@ -74,16 +76,15 @@ def check_common(request: GenerationRequest, *, max_logprobs: int) -> None:
         if request.stream:
             raise _invalid("prompt_logprobs", "`prompt_logprobs` are not available when `stream=True`.")
         _check_logprobs("prompt_logprobs", "prompt", request.prompt_logprobs, max_logprobs)
-    for name, lowest in (("truncate_prompt_tokens", -1),):
-        value = getattr(request, name)
-        if value is not None and (value < lowest or value == 0):
-            raise ParameterError(name, value, "-1 (as many as fit) or at least 1")
+    keep = request.truncate_prompt_tokens
+    if keep is not None and (keep < -1 or keep == 0):
+        raise ParameterError("truncate_prompt_tokens", keep, "-1 (as many as fit) or at least 1")
     if request.truncation_side is not None and request.truncate_prompt_tokens is None:
         raise _invalid("truncation_side", "truncation_side needs truncate_prompt_tokens to be set as well")
     if request.cache_salt is not None and not 1 <= len(request.cache_salt) <= 1024:
         raise ParameterError("cache_salt", request.cache_salt, "a string of 1 to 1024 characters")
-    if request.request_id is not None and not 1 <= len(request.request_id) <= 128:
-        raise ParameterError("request_id", request.request_id, "a string of 1 to 128 characters")
+    if request.request_id is not None and not _SANE_ID.fullmatch(request.request_id):
+        raise ParameterError("request_id", request.request_id, "1 to 128 printable ASCII characters without spaces")
 
 
 def _check_logprobs(field: str, what: str, value: int, most: int) -> None:
