@@ -107,6 +107,8 @@ def refused(*, max_logprobs: int = 20, **fields: Any) -> Failure:
         ({"truncation_side": "right"}, "truncation_side"),
         ({"cache_salt": ""}, "cache_salt"),
         ({"request_id": ""}, "request_id"),
+        ({"request_id": "two words"}, "request_id"),
+        ({"request_id": "a" * 129}, "request_id"),
         ({"stream_options": {}}, "stream_options"),
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         (
