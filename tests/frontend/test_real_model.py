@@ -124,3 +124,12 @@ async def test_async_answers_are_those_of_the_offline_llm(llm: LLM, smollm2_path
         assert [result.outputs for result in results] == expected
     finally:
         concurrent.shutdown()
+
+
+def test_long_texts_have_the_ids_and_places_of_short_ones(llm: LLM) -> None:
+    tokenizer = llm.get_tokenizer()
+    text = "the naïve 日本 \n\n<|im_start|>xxxxxxxxxxxxxxx " * 200
+    encoding = tokenizer.backend.encode(text, add_special_tokens=True)
+    assert tokenizer.encode(text) == encoding.ids
+    places = [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
+    assert tokenizer.encode_with_offsets(text) == places

@@ -28,6 +28,7 @@ _MAX_TOKENIZER_BYTES = 256 << 20
 _MAX_CONFIG_BYTES = 32 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_ADDED_TOKENS = 1 << 17
+_LONG_TEXT = 4096  # characters
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -65,16 +66,20 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of a text; with the BOS and EOS the model wants unless ``add_special_tokens`` is false."""
-        return list(self._encode(text, add_special_tokens).ids)
+        return list(self._encode(text, add_special_tokens, offsets=False).ids)
 
     def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> list[tuple[int, int, int]]:
         """The ids of a text, each with the characters of the text it covers (start, stop; both 0 for an added one)."""
-        encoding = self._encode(text, add_special_tokens)
+        encoding = self._encode(text, add_special_tokens, offsets=True)
         return [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True)]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> Encoding:
+    def _encode(self, text: str, add_special_tokens: bool, *, offsets: bool) -> Encoding:
         try:
-            return self.backend.encode(text, add_special_tokens=add_special_tokens)
+            if len(text) < _LONG_TEXT:
+                return self.backend.encode(text, add_special_tokens=add_special_tokens)
+            # Only a batch is encoded without the interpreter's lock: 1.3 s of standstill for 300,000 words otherwise.
+            encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+            return encode([text], add_special_tokens=add_special_tokens)[0]
         except (UnicodeEncodeError, TypeError):  # which of the two depends on the version of tokenizers
             limit = "text without lone surrogates" if isinstance(text, str) else "a string"
             raise ParameterError("prompt", text, limit) from None
