@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -111,13 +112,10 @@ class RunningServer:
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Wait for something to become true in the server, looking again and again."""
-
-        async def wait() -> None:
-            async with asyncio.timeout(30):
-                while not condition():
-                    await asyncio.sleep(0.005)
-
-        self.call(wait)
+        end = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < end, "it did not become true"
+            time.sleep(0.003)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
         """A raw connection to the server, with a receive buffer of that many bytes."""

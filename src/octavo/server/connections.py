@@ -10,7 +10,7 @@ from email.utils import formatdate
 from typing import TYPE_CHECKING, Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.endpoints import NestedDialect
 from octavo.server.failures import Failure, Kind
@@ -62,6 +62,7 @@ class GuardedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, {}, loop)
         self._limits = limits
+        self._active: RequestResponseCycle | None = None  # uvicorn's cycle is the latest, which may still have to wait
         self._in_head = False
         self._in_message = False
         self._head_bytes = 0
@@ -94,6 +95,9 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._end_timer, self._stall_timer, self.timeout_keep_alive_task):
             if timer is not None:
                 timer.cancel()
+        if self._active is not None and self._answering():
+            self._active.disconnected = True
+            self._active.message_event.set()
         super().connection_lost(exc)
 
     def close(self) -> None:
@@ -195,6 +199,11 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.cycle.transport = _Ending(self)  # type: ignore[assignment]
+        if not self.pipeline:
+            self._active = self.cycle
+        else:
+            # There is a bound on how many may wait, and only who reads notices that the client leaves.
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         """The request is complete."""
@@ -205,7 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_request()
 
     def _answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._active is not None and not self._active.response_complete
 
     def _head_too_large(self) -> _Refused:
         message = f"The head of the request is larger than {self._limits.max_header_bytes} bytes."
@@ -226,7 +235,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """An answer is complete. When its request is not, what is left of it may come for a while and is dropped."""
+        upcoming = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
+        if upcoming is not None:
+            self._active = upcoming
         if self._in_rest() and not self.transport.is_closing():
             self._discarded = 0
             self._head_timer = self.loop.call_later(self._limits.header_timeout, self.linger)
@@ -240,9 +252,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._limits.refused += 1
         if self.transport.is_closing():
             return
-        if self._answering():
+        if self._active is not None and self._answering():
             self.pipeline.clear()
-            self.cycle.keep_alive = False
+            self._active.keep_alive = False
             self._discarding = True
             return
         response = NestedDialect().failure_response(failure, None)
