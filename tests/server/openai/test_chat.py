@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,6 +159,17 @@ def test_two_requests_of_one_id_both_get_their_answers(scripted: RunningServer, 
         second = httpx.post(f"{scripted.url}{PATH}", json=body)
         assert second.json()["choices"][0]["finish_reason"] == "length"
         assert list(lines)[-2:] == ["data: [DONE]", ""]
+
+
+def test_a_stream_cancelled_by_the_id_of_its_answer_is_aborted(scripted: RunningServer, http: httpx.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "go"}], "stream": True, "request_id": "unwanted"}
+    with http.stream("POST", PATH, json=body) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert httpx.post(f"{scripted.url}/v1/requests/chatcmpl-unwanted/cancel").status_code == 200
+        rest = [line for line in lines if line]
+    assert '"finish_reason":"abort"' in rest[-2]
+    assert rest[-1] == "data: [DONE]"
 
 
 @pytest.mark.parametrize("header", ["soon", "1.5", str(1 << 70)])
@@ -386,8 +398,6 @@ def test_a_template_that_refuses_the_conversation_is_a_bad_request() -> None:
 
 
 def test_many_clients_at_once_get_their_own_answers(scripted: RunningServer) -> None:
-    import asyncio
-
     async def one(http: httpx.AsyncClient, number: int) -> str:
         body = {"messages": [{"role": "user", "content": f"say:number {number}"}], "stream": number % 2 == 0}
         response = await http.post(PATH, json=body)

@@ -87,7 +87,7 @@ async def chat(call: Call) -> Response:
 async def prepare(call: Call, request: ChatRequest) -> _Plan:
     """Check a request and make ready what the engine runs; anything wrong with it is a failure."""
     serving = call.serving
-    model = serving.check_model(request.model)
+    model = call.record.model = serving.check_model(request.model)
     max_logprobs = serving.options.engine.max_logprobs
     refuse_not_built(request)
     _check_tools(request)

@@ -83,7 +83,7 @@ async def prepare(call: Call, request: CompletionRequest) -> _Plan:
     """Check a request and make ready what the engine runs; anything wrong with it is a failure."""
     serving = call.serving
     llm, options = serving.llm, serving.options
-    model = serving.check_model(request.model)
+    model = call.record.model = serving.check_model(request.model)
     refuse_not_built(request)
     check_common(request, max_logprobs=options.engine.max_logprobs)
     texts = as_prompts(request.prompt)
