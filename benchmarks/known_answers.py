@@ -10,15 +10,27 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from http_client import Address, Connection, ProtocolError, events
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
 
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.outputs import CompletionOutput
 from octavo.sampling.params import SamplingParams
 
-__all__ = ["Asked", "Behaviour", "Expected", "Question", "ask", "expected_answers", "questions", "wrong"]
+__all__ = [
+    "Asked",
+    "Behaviour",
+    "Expected",
+    "Question",
+    "ask",
+    "expected_answers",
+    "heavy_questions",
+    "questions",
+    "wrong",
+]
 
 Form = Literal["completion", "chat", "tgi", "websocket"]
-_FORMS: tuple[Form, ...] = ("completion", "completion", "chat", "chat", "tgi")
+_FORMS: tuple[Form, ...] = ("completion", "completion", "chat", "chat", "tgi", "tgi", "websocket")
 
 _SUBJECTS = (
     "the sea", "a lighthouse", "old maps", "bread", "the moon", "a slow train", "bees", "rivers", "winter", "a library",
@@ -28,6 +40,7 @@ _TASKS = (
     "Write one sentence about", "Tell a short story about", "List three facts about", "Explain to a child",
     "Write a poem about", "Describe", "What do people say about", "Give advice about",
 )  # fmt: skip
+_CREDITS = 8
 _STOPS = (".", ",", "\n", " the", "and", "is ")
 
 
@@ -104,6 +117,25 @@ def questions(count: int, seed: int) -> list[Question]:
     """Different questions; equal arguments give equal ones."""
     chance = random.Random(seed)
     return [_question(number, chance) for number in range(count)]
+
+
+def heavy_questions(count: int, seed: int, *, first: int = 0) -> list[Question]:
+    """Two long answers each with log-probabilities: enough bytes that a client who reads slowly is felt."""
+    chance = random.Random(seed)
+    return [
+        Question(
+            number=first + number,
+            form=chance.choice(("completion", "chat")),
+            text=f"{chance.choice(_TASKS)} {chance.choice(_SUBJECTS)}.",
+            streams=True,
+            max_tokens=200,
+            temperature=1.0,
+            seed=chance.randrange(1, 1 << 31),
+            n=2,
+            logprobs=5,
+        )
+        for number in range(count)
+    ]
 
 
 def _question(number: int, chance: random.Random) -> Question:
@@ -226,7 +258,7 @@ async def ask(
                 await _ask_websocket(address, question, model, behaviour, answer)
             else:
                 await _ask_http(address, question, model, behaviour, answer)
-    except (OSError, ProtocolError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ProtocolError, WebSocketException, ValueError, LookupError, TypeError) as error:
         answer.error = f"{type(error).__name__}: {error}"
     return answer
 
@@ -315,7 +347,47 @@ def _read_whole(body: Any, question: Question, answer: Asked) -> None:
 
 
 async def _ask_websocket(address: Address, question: Question, model: str, behaviour: Behaviour, answer: Asked) -> None:
-    raise ProtocolError("not there")
+    """One request on a socket of its own; every other question is paced by credits, or given up by a cancel frame."""
+    path, body = question.request(model)
+    paced = question.number % 2 == 0
+    async with connect(f"ws://{address.host}:{address.port}{path}", max_size=None, compression=None) as socket:
+        start = {"type": "start", "id": "q"} | ({"credits": _CREDITS} if paced else {})
+        await socket.send(json.dumps(start | body))
+        if behaviour.abort_after == 0:
+            await asyncio.sleep(0.02)
+            socket.transport.abort()
+            return
+        count = credits_left = 0
+        cancelled = False
+        async for text in socket:
+            frame = json.loads(text)
+            if frame["type"] == "error":
+                answer.error = str(frame["error"])[:300]
+                return
+            if frame["type"] == "end":
+                answer.status = 200
+                answer.whole = not cancelled or frame["finish_reason"] != "abort"
+                if answer.whole:
+                    answer.add(0, "", frame["finish_reason"])
+                return
+            if frame["type"] == "started":
+                credits_left = _CREDITS
+                continue
+            answer.add(frame["index"], frame["text"], None)
+            count += 1
+            if behaviour.abort_after is not None and count >= behaviour.abort_after and not cancelled:
+                if not paced:
+                    socket.transport.abort()
+                    return
+                cancelled = True
+                await socket.send(json.dumps({"type": "cancel", "id": "q"}))
+            elif paced and not cancelled:
+                credits_left -= frame["tokens"]
+                if credits_left <= 0:
+                    await asyncio.sleep(behaviour.pause)
+                    credits_left += _CREDITS
+                    await socket.send(json.dumps({"type": "credit", "id": "q", "tokens": _CREDITS}))
+    answer.error = "the socket closed before the end frame"
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------

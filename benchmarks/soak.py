@@ -30,7 +30,7 @@ import psutil
 import uvloop
 from bad_requests import BadRequest, bad_requests, send
 from http_client import ProtocolError, call
-from known_answers import Asked, Behaviour, Expected, Question, ask, expected_answers, questions, wrong
+from known_answers import Asked, Behaviour, Expected, Question, ask, expected_answers, heavy_questions, questions, wrong
 from load_generator import percentile
 from recording import RESULTS, dashed, provenance, write
 from server_process import ServerProcess, anonymous_bytes
@@ -38,6 +38,9 @@ from server_process import ServerProcess, anonymous_bytes
 _MEBIBYTE = 1 << 20
 _SHOWN = 30
 _SETTLE_SECONDS = 30.0
+_HEAVY = 16
+# Readers are paused early, so that it happens often.
+_SERVER_OPTIONS = ("--max-model-len", "2048", "--max-unread-tokens", "32")
 
 # Gauges that count what is going on: all of them are 0 when nothing is.
 _GAUGES = (
@@ -61,6 +64,7 @@ class Soak:
         expected: Sequence[Expected],
     ) -> None:
         self.server, self.options, self.asked, self.expected = server, options, asked, expected
+        self.heavy = asked[-_HEAVY:]
         self.address = server.address
         self.began = time.monotonic()
         self.ends = self.began + options.minutes * 60
@@ -95,14 +99,14 @@ class Soak:
             if kind == "bad":
                 await self._send_bad(chance.choice(makers)())
                 continue
-            question = chance.choice(self.asked)
+            question = chance.choice(self.heavy if kind == "reads slowly" else self.asked)
             behaviour = Behaviour()
             if kind == "leaves":
                 behaviour = Behaviour(abort_after=chance.randrange(1, 20))
             elif kind == "leaves at once":
                 behaviour = Behaviour(abort_after=0)
             elif kind == "reads slowly":
-                behaviour = Behaviour(pause=chance.choice((0.05, 0.2)))
+                behaviour = Behaviour(pause=chance.choice((0.03, 0.1)))
             self.in_flight += 1
             answer = await ask(self.address, question, self.server.model, behaviour)
             self.in_flight -= 1
@@ -255,9 +259,10 @@ def main() -> None:
     options = parse()
     record = {"what": "soak", **provenance(["uvicorn", "starlette", "msgspec", "websockets"])}
     asked = questions(options.questions, options.seed)
+    asked += heavy_questions(_HEAVY, options.seed, first=len(asked))
     expected = expected_answers(options.model, asked, max_model_len=2048)
     print(f"{len(asked)} questions with known answers; {options.minutes} minutes", flush=True)
-    with ServerProcess.octavo("--max-model-len", "2048", model=options.model) as server:
+    with ServerProcess.octavo(*_SERVER_OPTIONS, model=options.model) as server:
         soak = Soak(server, options, asked, expected)
         uvloop.run(soak.run())
         gauges = uvloop.run(soak.settle())
