@@ -9,12 +9,14 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from octavo.backends.cpu.backend import instruction_set
 from octavo.server.openai.parameters import priority_of
 
 if TYPE_CHECKING:
+    from octavo.frontend.options import EngineOptions
     from octavo.frontend.output_processor import OutputKind
     from octavo.frontend.outputs import RequestOutput
     from octavo.sampling.params import SamplingParams
@@ -40,13 +42,15 @@ class Labels:
         """The id is the client's own (header, then field) behind the prefix of the kind of answer, or a fresh one."""
         given = "x-request-id" in call.request.headers
         own = call.request_id if given or request.request_id is None else request.request_id
-        return cls(f"{prefix}-{own}", int(time.time()), model, fingerprint(call.serving))
+        return cls(
+            f"{prefix}-{own}", int(time.time()), model, fingerprint(call.serving.version, call.serving.options.engine)
+        )
 
 
-def fingerprint(serving: Serving) -> str:
+@lru_cache(maxsize=8)
+def fingerprint(version: str, engine: EngineOptions) -> str:
     """Changes when answers to the same seed may: with the version, the model, its form, or the instruction set."""
-    engine = serving.options.engine
-    facts = (serving.version, engine.model, engine.quantization, engine.kv_cache_dtype, instruction_set())
+    facts = (version, engine.model, engine.quantization, engine.kv_cache_dtype, instruction_set())
     return "fp_" + hashlib.sha256(repr(facts).encode()).hexdigest()[:10]
 
 

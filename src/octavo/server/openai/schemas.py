@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -180,14 +181,17 @@ _NEUTRAL: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+@cache
+def _not_built(kind: type[Struct]) -> tuple[str, ...]:
+    return tuple(field for field in kind.__struct_fields__ if field in _NEUTRAL)
+
+
 def refuse_not_built(request: Struct) -> None:
     """Refuse, by name, a field that asks for what octavo does not have."""
-    for field in request.__struct_fields__:
+    for field in _not_built(type(request)):
         value = getattr(request, field)
-        if value is None:
-            continue
-        entry = _NEUTRAL.get(field)
-        if entry is not None and not entry[0](value):
-            raise ParameterError(field, value, entry[1])
-        if isinstance(value, StreamOptions):
-            refuse_not_built(value)
+        if value is not None and not _NEUTRAL[field][0](value):
+            raise ParameterError(field, value, _NEUTRAL[field][1])
+    options = getattr(request, "stream_options", None)
+    if options is not None:
+        refuse_not_built(options)
