@@ -90,7 +90,11 @@ class Call:
                 raise Failure(Kind.unsupported_media, message)
         decoder: msgspec.json.Decoder[T] = _decoder(type_)  # type: ignore[arg-type]  # types can be hashed
 
-        return decoder.decode(await self.body())
+        body = await self.body()
+        try:
+            return decoder.decode(body)
+        except RecursionError:
+            raise Failure(Kind.invalid, "The body is nested too deeply.", code="json") from None
 
     async def body(self) -> bytes:
         """The body as it came; a Failure when it is larger than ``max_body_bytes`` or takes too long to come."""
@@ -156,6 +160,7 @@ class Call:
         deadline = _Deadline(self, engine_id, options.request_timeout, options.queue_timeout)
         self._generations[engine_id] = deadline
         record = self.record
+        record.model = record.model or self.serving.model_names[0]
         record.generations += 1
         record.params = params
         first = True

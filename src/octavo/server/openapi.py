@@ -152,42 +152,52 @@ def _fields(type_: Any) -> tuple[str, ...]:
 
 def _failures(endpoint: Endpoint, has_parameters: bool, schemas: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Status and description of each failure the endpoint can have, as its dialect words it."""
-    found: dict[int, dict[str, Any]] = {}
-    for failure in _possible(endpoint, has_parameters):
-        response = endpoint.dialect.failure_response(failure, None)
-        described = found.setdefault(response.status_code, {"description": failure.message})
-        if failure.message not in described["description"]:
-            described["description"] += f"; {failure.message}"
+    messages: dict[int, list[str]] = {}
+    shapes: dict[int, list[Any]] = {}
+    waits: set[int] = set()
+    refused = [(NestedDialect(), failure) for failure in _REFUSED]
+    possible = [(endpoint.dialect, failure) for failure in _possible(endpoint, has_parameters)]
+    for dialect, failure in [*refused, *possible]:
+        response = dialect.failure_response(failure, None)
+        status = response.status_code
+        if failure.message not in messages.setdefault(status, []):
+            messages[status].append(failure.message)
         if failure.retry_after is not None:
-            described["headers"] = {
-                "Retry-After": {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
-            }
+            waits.add(status)
         if response.body:
             shape = msgspec.json.decode(response.body)
             schema = NestedError if isinstance(shape.get("error"), dict) else FlatError
-            described["content"] = {"application/json": {"schema": schemas[repr(schema)]}}
-    for status, described in sorted(found.items()):
+            if schema not in shapes.setdefault(status, []):
+                shapes[status].append(schema)
+    for status, found in sorted(messages.items()):
+        described: dict[str, Any] = {"description": "; ".join(found)}
+        if status in shapes:
+            described["content"] = {"application/json": {"schema": _schema(shapes[status], schemas)}}
+        if status in waits:
+            after = {"description": "seconds to wait", "schema": {"type": "integer", "minimum": 1}}
+            described["headers"] = {"Retry-After": after}
         yield str(status), described
-    if 431 not in found:
-        yield "431", {"description": "the head of the request is too large", **_plain(schemas)}
 
 
-def _plain(schemas: dict[str, Any]) -> dict[str, Any]:
-    return {"content": {"application/json": {"schema": schemas[repr(NestedError)]}}}
+# What any connection may get, before it is known what it asks for.
+_REFUSED = (
+    Failure(Kind.invalid, "the request is not HTTP"),
+    Failure(Kind.timeout, "the request did not come in time", status=408),
+    Failure(Kind.too_large, "the head of the request is too large", status=431),
+    Failure(Kind.unavailable, "there are too many connections", retry_after=1),
+)
 
 
 def _possible(endpoint: Endpoint, has_parameters: bool) -> Iterator[Failure]:
-    yield Failure(Kind.timeout, "the request did not come in time", status=408)
     yield Failure(Kind.internal, "the server failed")
     if endpoint.guarded:
         yield Failure(Kind.unauthorized, "the API key is missing or wrong")
     if endpoint.method == "POST":
         yield Failure(Kind.too_large, "the body is too large")
+        yield Failure(Kind.timeout, "the body did not come in time", status=408)
     if endpoint.body is not None:
         yield Failure(Kind.invalid, "the request is not valid")
         yield Failure(Kind.unsupported_media, "the body is not JSON")
-    else:
-        yield Failure(Kind.invalid, "the request is not HTTP", status=400)
     if has_parameters or any("model" in _fields(body) for body in _several(endpoint.body)):
         yield Failure(Kind.not_found, "what is asked for does not exist")
     if not endpoint.guarded or endpoint.generates or endpoint.method == "POST":

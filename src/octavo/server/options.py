@@ -22,6 +22,15 @@ _TEXTS = (
     "otlp_endpoint",
     "otlp_service_name",
 )
+_SECONDS = (
+    "header_timeout",
+    "body_timeout",
+    "idle_timeout",
+    "write_timeout",
+    "sse_keep_alive",
+    "engine_timeout",
+    "step_timeout",
+)
 _INTEGERS = {
     "max_concurrent_requests": (1, 1 << 20),
     "max_concurrent_per_key": (1, 1 << 20),
@@ -117,6 +126,12 @@ class ServerOptions:
     trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
     response_role: str = _option("assistant", "role of the messages that are answers")
 
+    # When the engine is taken to hang.
+    engine_timeout: float = _option(
+        10.0, "how long the engine's process may give no sign of life, in seconds; then it is replaced"
+    )
+    step_timeout: float = _option(600.0, "longest one step of the engine may take, in seconds; then it is replaced")
+
     # Readers that do not keep up.
     write_buffer_bytes: int = _option(16_384, "most bytes kept for a client that does not read its answer")
     max_unread_tokens: int = _option(256, "a request pauses when its client is this many tokens behind")
@@ -148,7 +163,7 @@ class ServerOptions:
         for name in ("request_timeout", "queue_timeout"):
             if getattr(self, name) is not None:
                 _seconds(name, getattr(self, name))
-        for name in ("header_timeout", "body_timeout", "idle_timeout", "write_timeout", "sse_keep_alive"):
+        for name in _SECONDS:
             _seconds(name, getattr(self, name))
         _seconds("shutdown_timeout", self.shutdown_timeout, zero=True)
         _one_of("log_format", self.log_format, ("text", "json"))

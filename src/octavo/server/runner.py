@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import resource
 import signal
@@ -43,7 +44,7 @@ def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separat
     """Start the engine (unless one is given) and put together what the handlers share."""
     names = list(options.served_model_name) or [options.engine.model]
     template = _chat_template(options)
-    observer = Metrics(names[0], version=__version__)
+    observer = Metrics(names[0], version=__version__, options=options.engine)
     tracer = None
     if options.otlp_endpoint is not None:
         tracer = Tracer.connect(options.otlp_endpoint, service_name=options.otlp_service_name, version=__version__)
@@ -52,6 +53,8 @@ def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separat
             separate_process=separate_process,
             observer=observer,
             most_unread=options.max_unread_tokens,
+            engine_timeout=options.engine_timeout,
+            step_timeout=options.step_timeout,
             **asdict(options.engine),
         )
     return Serving(
@@ -185,6 +188,9 @@ async def _main(serving: Serving, sockets: list[socket.socket], report: Callable
         loop.add_signal_handler(number, running.signalled, number)
 
     def started() -> None:
+        # What is there now stays: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
         report(serving.llm.memory_report)
         names = ", ".join(serving.model_names)
         report(f"octavo {serving.version} serves {names} at {running.http.url}")
