@@ -33,23 +33,23 @@ def _told(known: Sequence[int], prompt: int) -> int:
     return answer[place] if place < len(answer) else EOS
 
 
-def scripted_model(*, chat_template: bool = True, step: float = 0.001, **options: Any) -> LoadedModel:
+def scripted_model(*, template: bool = True, step: float = 0.001, **options: Any) -> LoadedModel:
     """The model of this module; a step takes ``step`` seconds; ``options`` are those of the engine."""
     backend = ScriptBackend(_told, num_blocks=512, max_model_len=CONTEXT)
     backend.before_step = lambda _: time.sleep(step)
     model = load_fake(backend, **options)
-    if not chat_template:
+    if not template:
         model.tokenizer.chat_templates.clear()
     return model
 
 
 @contextmanager
 def scripted_server(
-    *, chat_template: bool = True, step: float = 0.001, engine: dict[str, Any] | None = None, **options: Any
+    *, template: bool = True, step: float = 0.001, engine: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[RunningServer]:
     """A server of it; ``engine`` and ``options`` are those of the engine and of the server."""
     with (
-        closing(AsyncLLM.from_loaded(scripted_model(chat_template=chat_template, step=step, **(engine or {})))) as llm,
+        closing(AsyncLLM.from_loaded(scripted_model(template=template, step=step, **(engine or {})))) as llm,
         RunningServer(llm=llm, **{"served_model_name": "scripted", **(engine or {}), **options}) as server,
     ):
         yield server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import httpx
 import pytest
 from openai import OpenAI
 
+from octavo.server.openai.messages import render
+from octavo.server.openai.prompts import LONG_TEXT
 from tests.server.openai.scripted import CONTEXT, events, refusal, scripted_server
 from tests.server.running import RunningServer
 
@@ -379,7 +382,7 @@ def test_a_prompt_can_be_cut_from_either_side(http: httpx.Client) -> None:
 @pytest.fixture(scope="module")
 def silent() -> Iterator[httpx.Client]:
     """A model without a chat template."""
-    with scripted_server(chat_template=False) as server, server.client() as http:
+    with scripted_server(template=False) as server, server.client() as http:
         yield http
 
 
@@ -387,6 +390,39 @@ def test_without_a_template_the_error_names_the_flag(silent: httpx.Client) -> No
     error = refusal(ask(silent))
     assert "--chat-template" in error["message"]
     assert silent.post("/v1/completions", json={"prompt": "say:x"}).json()["choices"][0]["text"] == "x"
+
+
+def test_the_servers_own_template_and_role_are_used() -> None:
+    template = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}"
+    with (
+        scripted_server(template=False, chat_template=template, response_role="oracle") as server,
+        server.client() as http,
+    ):
+        found = answer(http, return_prompt_text=True)
+        assert found["prompt_text"] == "<user>say:hello"
+        assert found["choices"][0]["message"]["role"] == "oracle"
+        assert stream(http)[0]["choices"][0]["delta"]["role"] == "oracle"
+
+
+def test_long_conversations_are_rendered_off_the_event_loop(
+    scripted: RunningServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def watched(*arguments: Any, **fields: Any) -> str:
+        threads.append(threading.current_thread())
+        return render(*arguments, **fields)
+
+    async def loop_thread() -> threading.Thread:
+        return threading.current_thread()
+
+    monkeypatch.setattr("octavo.server.openai.chat.render", watched)
+    answer(http, "say:a")  # the first of a template may go elsewhere, as it is compiled
+    answer(http, "say:a")
+    ask(http, "long " * LONG_TEXT)
+    loop = scripted.call(loop_thread)
+    assert threads[-2] is loop
+    assert threads[-1] is not loop
 
 
 def test_a_template_that_refuses_the_conversation_is_a_bad_request() -> None:
