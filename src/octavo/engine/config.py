@@ -21,6 +21,8 @@ class EngineConfig:
     given the fewest tokens first, and orders the requests of each by arrival.
     ``capacity``: ``max_utilization`` admits what fits now and preempts the youngest when memory runs out; ``no_evict``
     admits only what fits to its last token.
+    ``max_step_seconds``: about how long a step with decodes in it may take; prompts are computed in chunks that fit,
+    which also bounds how long a stream stands still. None: ``max_num_batched_tokens`` alone bounds a step.
     ``starvation_bound`` is how many admissions may overtake a sequence that is long (``shortest``) or does not fit yet.
     """
 
@@ -33,6 +35,7 @@ class EngineConfig:
     policy: str = "fcfs"
     capacity: str = "max_utilization"
     starvation_bound: int = 64
+    max_step_seconds: float | None = None
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -40,6 +43,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value < 1:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
+        if self.max_step_seconds is not None and not self.max_step_seconds > 0:
+            raise ConfigError(f"max_step_seconds must be above 0 or None, got {self.max_step_seconds}")
         if self.max_model_len < 2:
             raise ConfigError(
                 f"max_model_len must be at least 2 (a prompt token and an answer token), got {self.max_model_len}"

@@ -257,6 +257,8 @@ class Engine:
             scheduler.abandon_step()
             raise
         executed = perf_counter()
+        if scheduler.pace is not None:
+            scheduler.pace.note(tokens, executed - ready)
         scheduler.end_step()
         outputs = self._take(scheduled, result)
         decodes = scheduler.decodes

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.config import EngineConfig
 from octavo.engine.fairness import FairQueue
+from octavo.engine.pace import StepPace
 from octavo.engine.sequence import FINISHED, HELD, PAUSED, RUNNING, WAITING, Group, Sequence
 from octavo.engine.stats import Counters
 from octavo.engine.waiting import WaitingQueue, by_rank
@@ -63,6 +64,11 @@ class Scheduler:
         self.max_running = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._block_size = config.block_size
         self._budget = config.max_num_batched_tokens
+        self.pace: StepPace | None = None
+        if config.max_step_seconds is not None:
+            # No slower than a block a step, whatever was measured, beside the decodes.
+            least = config.max_num_seqs + config.block_size
+            self.pace = StepPace(config.max_step_seconds, config.max_num_batched_tokens, least)
         self._caching = config.enable_prefix_caching
         self._reserve_all = config.capacity == "no_evict"
         self._by_priority = config.policy == "priority"
@@ -106,6 +112,8 @@ class Scheduler:
                 prefills.append(seq)
             position += 1
         self.decodes = len(scheduled)
+        if self.pace is not None and scheduled:
+            budget = min(budget, self.pace.budget - len(scheduled))
         if self._fair is not None:
             for seq in scheduled:
                 self._fair.charge(seq, 1)

@@ -144,6 +144,7 @@ def load_engine(
             enable_prefix_caching=options.enable_prefix_caching,
             policy=options.scheduling_policy,
             capacity=options.capacity,
+            max_step_seconds=options.max_step_seconds,
             debug=options.debug,
         )
         return LoadedModel(

@@ -59,6 +59,11 @@ class EngineOptions:
         None, "longest prompt plus answer in tokens; default: what the model allows and memory holds"
     )
     max_num_batched_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are cut in chunks")
+    max_step_seconds: float | None = _option(
+        None,
+        "about how long a step may take while answers are being streamed, in seconds: longer prompts are cut in smaller "
+        "chunks; default: no bound (the server's is 0.2)",
+    )
     max_num_seqs: int = _option(64, "most sequences computed in one step")
     block_size: int = _option(16, "tokens in a KV cache block")
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of equal prompt beginnings")
@@ -91,6 +96,12 @@ class EngineOptions:
         if self.max_model_len is not None:
             _integer("max_model_len", self.max_model_len, 2, _MAX_TOKENS)
         _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, _MAX_TOKENS)
+        if self.max_step_seconds is not None and (
+            isinstance(self.max_step_seconds, bool)
+            or not isinstance(self.max_step_seconds, (int, float))
+            or not 0 < self.max_step_seconds < math.inf
+        ):
+            raise ParameterError("max_step_seconds", self.max_step_seconds, "a number of seconds above 0 or None")
         _integer("max_num_seqs", self.max_num_seqs, 1, 65536)
         _one_of("block_size", self.block_size, _BLOCK_SIZES)
         _boolean("enable_prefix_caching", self.enable_prefix_caching)
