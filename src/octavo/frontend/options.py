@@ -61,7 +61,7 @@ class EngineOptions:
     max_num_batched_tokens: int = _option(2048, "most tokens computed in one step; longer prompts are cut in chunks")
     max_step_seconds: float | None = _option(
         None,
-        "about how long a step may take while answers are being streamed, in seconds: longer prompts are cut in smaller "
+        "about how long a step may take while answers are streamed, in seconds: prompts are then cut in smaller "
         "chunks; default: no bound (the server's is 0.2)",
     )
     max_num_seqs: int = _option(64, "most sequences computed in one step")
