@@ -13,7 +13,7 @@ import typer
 from octavo.cli import options as opt
 from octavo.cli.console import download_progress
 from octavo.frontend.options import EngineOptions
-from octavo.server.options import ServerOptions
+from octavo.server.options import ENGINE_DEFAULTS, ServerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SHORT = {"quantization": "-q", "threads": "-t"}
-# The offline engine repeats itself from run to run, so that scripts do; a server whose clients give no seed must not.
-_DEFAULTS = {"seed": None}
-_HELP = {"seed": "seed of requests that bring none; default: from the system, another one at each start"}
+_HELP = {
+    "seed": "seed of requests that bring none; default: from the system, another one at each start",
+    "max_step_seconds": "about how long a step may take while answers are streamed, in seconds: prompts are then cut in "
+    "smaller chunks",
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -79,7 +81,7 @@ def _parameters(options: type[Any], skip: tuple[str, ...]) -> Iterator[inspect.P
 
 
 def _parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
-    default: Any = _DEFAULTS.get(item.name, item.default)
+    default: Any = ENGINE_DEFAULTS.get(item.name, item.default)
     if default is MISSING:
         raise TypeError(f"{item.name} has no default, so it cannot be a flag")
     flag = f"--{item.name.replace('_', '-')}"

@@ -9,7 +9,11 @@ from typing import Any
 from octavo.errors import ConfigError, ParameterError
 from octavo.frontend.options import EngineOptions
 
-__all__ = ["ServerOptions", "server_option_documentation"]
+__all__ = ["ENGINE_DEFAULTS", "ServerOptions", "server_option_documentation"]
+
+# Where a server's engine is set up otherwise than one for scripts: clients who give no seed must not get the same answers
+# after every start, and streams must not stand still while a long prompt is computed.
+ENGINE_DEFAULTS: dict[str, Any] = {"seed": None, "max_step_seconds": 0.2}
 
 _TEXTS = (
     "uds",
@@ -63,10 +67,10 @@ class ServerOptions:
     # Where it listens.
     host: str = _option("127.0.0.1", "address to listen on; 0.0.0.0 or :: for all interfaces")
     port: int = _option(8000, "port to listen on; 0 takes a free one")
-    uds: str | None = _option(None, "path of a Unix socket to listen on in place of host and port")
-    ssl_certfile: str | None = _option(None, "certificate chain (PEM) to serve HTTPS with")
+    uds: str | None = _option(None, "path of a Unix socket to listen on in place of host and port; default: none")
+    ssl_certfile: str | None = _option(None, "certificate chain (PEM) to serve HTTPS with; default: none, plain HTTP")
     ssl_keyfile: str | None = _option(None, "private key (PEM) of the certificate; default: in ssl_certfile")
-    ssl_keyfile_password: str | None = _option(None, "password of the private key", secret=True)
+    ssl_keyfile_password: str | None = _option(None, "password of the private key; default: none", secret=True)
 
     # Who may use it, and under which name.
     served_model_name: tuple[str, ...] = _option(
@@ -78,14 +82,18 @@ class ServerOptions:
         "the environment variable OCTAVO_API_KEY adds one",
         secret=True,
     )
-    api_key_file: str | None = _option(None, "file with one KEY or NAME:KEY a line; read again when it changes")
+    api_key_file: str | None = _option(
+        None, "file with one KEY or NAME:KEY a line; read again when it changes; default: none"
+    )
     cors_allow_origins: tuple[str, ...] = _option(
         (), "origin whose pages may call the server from a browser, or *; may be given several times"
     )
 
     # What it takes on.
     max_concurrent_requests: int = _option(128, "most generating requests at once; more are refused with 429")
-    max_concurrent_per_key: int | None = _option(None, "most generating requests at once with one API key")
+    max_concurrent_per_key: int | None = _option(
+        None, "most generating requests at once with one API key; default: all there may be"
+    )
     max_queued_requests: int | None = _option(
         None, "most requests that wait for the engine; one more is refused with 429; default: no bound of its own"
     )
@@ -105,10 +113,11 @@ class ServerOptions:
 
     # How long things may take, in seconds.
     request_timeout: float | None = _option(
-        None, "longest a request may take in all, in seconds, its wait included; then it ends with 504"
+        None,
+        "longest a request may take in all, in seconds, its wait included; then it ends with 504; default: no limit",
     )
     queue_timeout: float | None = _option(
-        None, "longest a request may wait for its start, in seconds; then it is refused with 429"
+        None, "longest a request may wait for its start, in seconds; then it is refused with 429; default: no limit"
     )
     header_timeout: float = _option(10.0, "longest the head of a request may take to come, in seconds")
     body_timeout: float = _option(30.0, "longest the body of a request may take to come, in seconds")
@@ -121,7 +130,7 @@ class ServerOptions:
 
     # Chat.
     chat_template: str | None = _option(
-        None, "file with, or text of, the chat template to use in place of the model's own"
+        None, "file with, or text of, the chat template to use; default: the model's own"
     )
     trust_request_chat_template: bool = _option(False, "let requests bring a chat template of their own")
     response_role: str = _option("assistant", "role of the messages that are answers")
@@ -141,7 +150,8 @@ class ServerOptions:
     log_level: str = _option("info", "least level of what is logged: debug, info, warning or error")
     access_log: bool = _option(True, "log a line for each request")
     otlp_endpoint: str | None = _option(
-        None, "URL traces are sent to by OTLP over HTTP, one trace a request; needs the extra octavo[otel]"
+        None,
+        "where traces of requests are sent by OTLP over HTTP, a URL; needs the extra octavo[otel]; default: nowhere",
     )
     otlp_service_name: str = _option("octavo", "name of this service in traces")
 

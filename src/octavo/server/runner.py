@@ -23,7 +23,7 @@ from octavo.observability.metrics import Metrics
 from octavo.observability.tracing import Tracer
 from octavo.server.app import App, build_app, draining
 from octavo.server.listening import HttpServer, bind, tls_context
-from octavo.server.options import ServerOptions
+from octavo.server.options import ENGINE_DEFAULTS, ServerOptions
 from octavo.server.security import KeyRing
 from octavo.server.serving import Serving
 
@@ -157,11 +157,11 @@ def run(options: ServerOptions, report: Callable[[str], None] = print) -> int:
 
     What is wrong with the options, the port, the keys, the certificate or the model is raised, before anything runs.
     """
-    logs.configure(options.log_format, options.log_level)
     sockets = bind(options)
     try:
         KeyRing.from_options(options)
         tls_context(options)
+        logs.configure(options.log_format, options.log_level)
         _raise_file_limit(options.max_connections)
         serving = make_serving(options)
     except BaseException:
@@ -213,4 +213,4 @@ def serve(model: str = DEFAULT_MODEL, **options: Any) -> int:
     Keyword arguments are those of ``EngineOptions`` and ``ServerOptions`` together. It is to be called in the main
     thread of a program, as only that receives signals.
     """
-    return run(ServerOptions.from_kwargs(model=model, **options))
+    return run(ServerOptions.from_kwargs(model=model, **(ENGINE_DEFAULTS | options)))
