@@ -23,8 +23,8 @@ __all__ = ["register"]
 _SHORT = {"quantization": "-q", "threads": "-t"}
 _HELP = {
     "seed": "seed of requests that bring none; default: from the system, another one at each start",
-    "max_step_seconds": "about how long a step may take while answers are streamed, in seconds: prompts are then cut in "
-    "smaller chunks",
+    "max_step_seconds": "about how long a step may take while answers are streamed, in seconds: prompts are then cut "
+    "in smaller chunks",
 }
 
 

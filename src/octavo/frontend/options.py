@@ -69,9 +69,9 @@ class EngineOptions:
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of equal prompt beginnings")
     memory_utilization: float = _option(0.9, "share of the memory limit (cgroup or machine) octavo may plan with")
     kv_cache_bytes: int | None = _option(
-        None, "size of the KV cache in bytes, in place of what memory_utilization gives"
+        None, "size of the KV cache in bytes; default: what memory_utilization gives"
     )
-    num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks, in place of a computed one")
+    num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks; default: computed")
     scheduling_policy: Literal["fcfs", "priority", "shortest", "fair"] = _option(
         "fcfs", "order of admission: fcfs, priority, shortest or fair (tenants take turns)"
     )

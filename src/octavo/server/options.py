@@ -11,8 +11,8 @@ from octavo.frontend.options import EngineOptions
 
 __all__ = ["ENGINE_DEFAULTS", "ServerOptions", "server_option_documentation"]
 
-# Where a server's engine is set up otherwise than one for scripts: clients who give no seed must not get the same answers
-# after every start, and streams must not stand still while a long prompt is computed.
+# Where a server's engine is set up otherwise than one for scripts: clients who give no seed must not get the same
+# answers after every start, and streams must not stand still while a long prompt is computed.
 ENGINE_DEFAULTS: dict[str, Any] = {"seed": None, "max_step_seconds": 0.2}
 
 _TEXTS = (
