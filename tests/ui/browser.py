@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -35,6 +36,7 @@ class Browser:
     def __init__(self, program: str, profile: Path) -> None:
         self.problems: list[str] = []
         self._count = 0
+        self._stack = ExitStack()
         self._process = subprocess.Popen(
             [
                 program,
@@ -73,7 +75,11 @@ class Browser:
                 with urllib.request.urlopen(f"http://127.0.0.1:{lines[0]}/json/list", timeout=30) as answer:
                     pages = [target for target in json.load(answer) if target["type"] == "page"]
                 if pages:
-                    return connect(pages[0]["webSocketDebuggerUrl"], max_size=None, compression=None, proxy=None)
+                    url = pages[0]["webSocketDebuggerUrl"]
+                    connection = connect(
+                        url, max_size=None, max_queue=None, ping_interval=None, compression=None, proxy=None
+                    )
+                    return self._stack.enter_context(connection)
             time.sleep(0.05)
         raise BrowserError("the browser did not start within a minute")
 
@@ -85,7 +91,7 @@ class Browser:
     ) -> None:
         try:
             self.send("Browser.close")
-            self._socket.close()
+            self._stack.close()
             self._process.wait(timeout=20)
         finally:
             if self._process.poll() is None:
@@ -132,15 +138,12 @@ class Browser:
             raise BrowserError(str(answer["exceptionDetails"].get("exception", answer["exceptionDetails"])))
         return answer["result"].get("value")
 
-    def wait_for(self, expression: str, seconds: float = 60) -> Any:
-        """Wait until an expression is true and give its value."""
+    def wait_for(self, condition: str, seconds: float = 60) -> None:
+        """Wait until an expression is true."""
         deadline = time.monotonic() + seconds
-        while True:
-            value = self.evaluate(expression)
-            if value:
-                return value
+        while not self.evaluate(f"Boolean({condition})"):
             if time.monotonic() > deadline:
-                raise BrowserError(f"not within {seconds:g} s: {expression}")
+                raise BrowserError(f"not within {seconds:g} s: {condition}")
             time.sleep(0.05)
 
     def text(self, selector: str) -> str:

@@ -8,8 +8,8 @@ import { startPlayground } from "./playground.js";
 const PERIOD = 2000; // milliseconds between two readings
 
 const $ = (id) => document.getElementById(id);
-const rounded = (value) => (value < 9.95 ? value.toFixed(1) : Math.round(value).toLocaleString("en"));
-const duration = (value) => (value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(value < 10 ? 2 : 1)} s`);
+const rounded = (value) => (value < 9.95 ? Number(value.toFixed(1)) : Math.round(value)).toLocaleString("en");
+const duration = (value) => (value < 0.9995 ? `${Math.round(value * 1000)} ms` : `${Number(value.toPrecision(3))} s`);
 
 const area = $("charts");
 const throughput = new Chart(area, {
@@ -38,7 +38,7 @@ const cache = new Chart(area, {
   id: "chart-cache",
   title: "KV cache in use",
   series: ["used"],
-  format: (value) => `${value < 9.95 ? value.toFixed(1) : Math.round(value)} %`,
+  format: (value) => `${rounded(value)} %`,
   least: 10,
 });
 
@@ -94,7 +94,7 @@ async function readModels() {
     const { data } = await (await request("/v1/models")).json();
     select.replaceChildren(...data.map(({ id }) => new Option(id, id)));
     const length = data[0]?.max_model_len;
-    const context = length ? `, ${length.toLocaleString("en")} tokens` : "";
+    const context = length ? `, context ${length.toLocaleString("en")}` : "";
     $("model-line").textContent = data.length ? data[0].id + context : "";
     document.title = data.length ? `octavo: ${data[0].id}` : "octavo";
   } catch (error) {

@@ -2,6 +2,7 @@
 
 const SVG = "http://www.w3.org/2000/svg";
 const WINDOW = 120; // seconds shown
+const GAP = 7; // seconds between two samples above which nothing is known of the time between them
 const PLOT = { top: 16, bottom: 18, right: 6 };
 
 function svg(tag, attributes = {}, text) {
@@ -11,10 +12,10 @@ function svg(tag, attributes = {}, text) {
   return made;
 }
 
-/** The least of 1, 2, 5, 10, 20 ... that is not below a value. */
+/** The least round number that is not below a value. */
 function niceAbove(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 2, 5, 10].map((step) => step * power).find((step) => step >= value * 0.999);
+  return [1, 1.5, 2, 3, 4, 5, 6, 8, 10].map((step) => step * power).find((step) => step >= value * 0.999);
 }
 
 export class Chart {
@@ -121,7 +122,10 @@ export class Chart {
   line(index, x, y, floor) {
     const runs = [];
     let run = [];
+    let before = 0;
     for (const sample of this.samples) {
+      if (!this.bridged && sample[0] - before > GAP) run = [];
+      before = sample[0];
       if (sample[index] !== null) {
         if (!run.length) runs.push(run);
         run.push([x(sample[0]).toFixed(1), y(sample[index]).toFixed(1)]);
