@@ -28,7 +28,7 @@ import msgspec
 import uvloop
 from http_client import Address, Connection, ProtocolError, call, events
 
-from octavo.cli.bench.workload import random_prompts
+from octavo.benchmarking.workload import random_prompts
 from octavo.frontend.options import DEFAULT_MODEL
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
 from octavo.weights.hub import resolve_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.cli.bench.workload import random_prompts
+from octavo.benchmarking.workload import random_prompts
 from octavo.cli.main import main
 from tests.cli.fakes import FakeLLM, FakeTokenizer, install
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo.benchmarking.workload import random_prompts
 from octavo.cli import options as opt
-from octavo.cli.bench.workload import random_prompts
 from octavo.cli.profile import print_profile
 from octavo.errors import ConfigError
 

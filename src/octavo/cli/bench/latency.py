@@ -34,7 +34,8 @@ def latency(
     profile: common.Profile = False,
 ) -> None:
     """One request at a time: decode_tok_s, ttft_s, itl_ms."""
-    from octavo.cli.bench.record import emit, make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.cli.bench.record import emit
 
     llm = common.start(model, quantization, threads, length=input_len + output_len, profile=profile)
     try:

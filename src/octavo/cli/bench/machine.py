@@ -17,7 +17,8 @@ def register(app: typer.Typer) -> None:
 
 def machine(threads: opt.Threads = None, json: common.AsJson = False) -> None:
     """Memory bandwidth, cache bandwidth and arithmetic peaks, measured by octavo's own kernels."""
-    from octavo.cli.bench.record import emit, make_record
+    from octavo.benchmarking.record import make_record
+    from octavo.cli.bench.record import emit
     from octavo.cli.profile import machine_peaks
     from octavo.planning.hardware import probe
 

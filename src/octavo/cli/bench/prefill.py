@@ -31,7 +31,8 @@ def prefill(
     profile: common.Profile = False,
 ) -> None:
     """One long prompt and one token: prefill_tok_s, prefill_s."""
-    from octavo.cli.bench.record import emit, make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.cli.bench.record import emit
 
     llm = common.start(model, quantization, threads, length=input_len + 1, profile=profile)
     try:

@@ -34,7 +34,8 @@ def throughput(
     profile: common.Profile = False,
 ) -> None:
     """A batch of requests: total_tok_s (prompts and answers), output_tok_s, wall_s."""
-    from octavo.cli.bench.record import emit, make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.cli.bench.record import emit
 
     llm = common.start(
         model, quantization, threads, length=input_len + output_len, profile=profile, max_num_seqs=max_num_seqs
