@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -210,6 +212,13 @@ def test_tokens_can_be_gathered_into_fewer_frames(server: RunningServer) -> None
         gathered, _ = socket.rest("b")
     assert text_of(gathered) == text_of(one_by_one)
     assert len(gathered) <= 6
+
+
+def test_the_documented_client_works(server: RunningServer, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/websocket.md").read_text()
+    (program,) = re.findall(r"```py\n(.*?)```", page, re.S)
+    exec(program.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}"), {})
+    assert "'completion_tokens': " in capsys.readouterr().out
 
 
 # -- the client's pace
