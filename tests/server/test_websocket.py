@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -453,6 +455,47 @@ def test_a_start_that_is_wrong_ends_that_request_only(
         assert (error["code"], error["param"]) == (400, param)
         socket.start("bad", prompt=STORY, max_tokens=1, temperature=0)
         socket.rest("bad")
+
+
+FIELDS = [
+    *("type", "id", "tokens", "credits", "prompt", "messages", "prompt_token_ids", "n", "max_tokens", "temperature"),
+    *("seed", "stop", "logprobs", "stream", "logit_bias", "stream_interval", "model", "priority", "bad_words"),
+]
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 70)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["start", "credit", "cancel", "pause", "resume", "a", "", "x" * 200, "\ud83d\ude42"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "7"]), inner),
+    max_leaves=6,
+)
+FRAMES = st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=6).flatmap(
+    lambda frame: st.sampled_from([frame, {"type": "start", "id": "a", "prompt": "Hi", **frame}])
+)
+
+
+def test_no_frame_makes_the_server_fail(server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever is sent, what comes back are frames, no error is the server's own, and the socket goes on."""
+    with client(server) as socket:
+
+        @settings(max_examples=300, deadline=None)
+        @given(st.lists(FRAMES, min_size=1, max_size=4))
+        def send(frames: list[dict[str, Any]]) -> None:
+            for frame in frames:
+                socket.send(**frame)
+            socket.send(type="cancel", id="nobody")
+            while True:
+                frame = socket.take()
+                assert frame["type"] in ("started", "delta", "end", "error")
+                if frame["type"] == "error":
+                    assert 400 <= frame["error"]["code"] < 500, frame
+                    if "nobody" in frame["error"]["message"]:
+                        return
+
+        send()
+    assert [record.message for record in caplog.records if record.levelname in ("ERROR", "CRITICAL")] == []
+    idle(server)
 
 
 def test_a_model_that_is_not_served_is_not_found(server: RunningServer) -> None:
