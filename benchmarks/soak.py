@@ -39,8 +39,11 @@ _MEBIBYTE = 1 << 20
 _SHOWN = 30
 _SETTLE_SECONDS = 30.0
 _HEAVY = 16
-# Readers are paused early, so that it happens often.
-_SERVER_OPTIONS = ("--max-model-len", "2048", "--max-unread-tokens", "32")
+# Readers are paused early and the KV cache is small, so that pauses and preemptions happen often.
+_SERVER_OPTIONS = (
+    *("--max-model-len", "2048", "--max-unread-tokens", "32"),
+    *("--num-gpu-blocks-override", "640"),
+)
 
 # Gauges that count what is going on: all of them are 0 when nothing is.
 _GAUGES = (
