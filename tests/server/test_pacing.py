@@ -119,14 +119,18 @@ async def test_a_client_has_a_time_to_go_on() -> None:
     assert failed.value.kind is Kind.timeout
 
 
-async def test_a_failure_ends_the_wait() -> None:
-    pace = Engine().pace
-    pace.credits = 0
+async def test_a_request_that_was_ended_waits_no_more_and_leaves_the_engine_alone() -> None:
+    engine = Engine()
+    engine.ready.set()
+    pace = engine.pace
+    pace.credits = 1
+    pace.spend(1, finished=False)
     waiting = asyncio.ensure_future(pace.wait(60))
     await settle()
-    pace.fail(Failure(Kind.unavailable, "The server is shutting down."))
-    with pytest.raises(Failure, match="shutting down"):
-        await waiting
+    pace.end()
+    await waiting
+    assert await pace.read(engine.outputs(), 60) == 1
+    assert engine.told == ["pause"]
 
 
 async def test_credits_do_not_grow_without_end() -> None:

@@ -387,13 +387,30 @@ def test_requests_of_a_closed_socket_leave_the_batch_within_a_step(
     assert server.call(llm.stats).counters.steps <= steps[0] + 2
 
 
-def test_a_request_can_be_cancelled_over_http(server: RunningServer) -> None:
+@pytest.mark.parametrize("credits_", [None, 3])
+def test_a_request_can_be_cancelled_over_http(server: RunningServer, credits_: int | None) -> None:
     with client(server) as socket, server.client() as http:
-        started = socket.start("a", **LONG)
-        socket.take("delta")
+        started = socket.start("a", **LONG, credits=credits_)
+        socket.take("delta") if credits_ is None else socket.tokens(3)
         assert http.post(f"/v1/requests/{started['request_id']}/cancel").status_code == 200
-        _, end = socket.rest("a")
+        deltas, end = socket.rest("a")
         assert end["finish_reason"] == "abort"
+        assert credits_ is None or deltas == []
+    idle(server)
+
+
+@pytest.mark.parametrize("frame", [{"credits": 2}, {"hold": True}, {}], ids=["no-credits-left", "held", "running"])
+def test_a_deadline_holds_whatever_the_client_does(server: RunningServer, frame: dict[str, Any]) -> None:
+    with RunningServer(server.serving.llm, request_timeout=0.5) as strict, client(strict) as socket:
+        hold = frame.pop("hold", False)
+        socket.start("a", **LONG, **frame)
+        if hold:
+            socket.send(type="pause", id="a")
+        while (last := socket.take())["type"] == "delta":
+            pass
+        assert (last["type"], last["id"], last["error"]["code"]) == ("error", "a", 504)
+        assert "0.5 seconds" in last["error"]["message"]
+    idle(server)
 
 
 # -- what is refused
@@ -402,6 +419,10 @@ def test_a_request_can_be_cancelled_over_http(server: RunningServer) -> None:
 WRONG_FRAMES = [
     pytest.param("no json", None, id="no-json"),
     pytest.param("[]", None, id="a-list"),
+    pytest.param('{"type":"start","id":"a","messages":' + "[" * 200_000, None, id="nested-too-deeply"),
+    pytest.param(
+        '{"type":"cancel","id":"a","x":' + "[" * 9000 + "]" * 9000 + "}", None, id="nested-too-deeply-elsewhere"
+    ),
     pytest.param('{"type":"start"}', "id", id="no-id"),
     pytest.param('{"type":"start","id":""}', "id", id="empty-id"),
     pytest.param('{"type":"start","id":7,"prompt":"a"}', "id", id="id-is-a-number"),
@@ -441,6 +462,7 @@ WRONG_STARTS = [
     pytest.param({"prompt": "a", "credits": 1, "stream_interval": 2}, "stream_interval", id="credits-and-interval"),
     pytest.param({"prompt": "a", "max_tokens": 5000}, "input_tokens", id="too-long"),
     pytest.param({"messages": []}, "messages", id="no-messages"),
+    pytest.param({"prompt": "a", "metadata": [[]]}, "body.metadata", id="wrong-list"),
     pytest.param({"messages": [{"role": "user", "content": "a"}], "prompt": "a"}, "prompt", id="chat-and-prompt"),
 ]
 

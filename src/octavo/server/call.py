@@ -200,6 +200,9 @@ class Call:
         for deadline in list(self._generations.values()):
             deadline.expire(failure)
 
+    def wake(self) -> None:
+        """A generation was ended from outside: a reader that waits for something else should read on, to notice."""
+
     def _engine_id(self, wanted: str | None) -> str:
         """An id no running request has, even when two clients give the same X-Request-Id."""
         if wanted is None:
@@ -276,6 +279,7 @@ class _Deadline:
     """Ends a generation when its time is up or it is told to: one timer each, however many outputs there are."""
 
     def __init__(self, call: Call, engine_id: str, total: float | None, queue: float | None) -> None:
+        self._call = call
         self._llm = call.serving.llm
         self._engine_id = engine_id
         self._waiting: asyncio.Task[Any] | None = None
@@ -304,6 +308,7 @@ class _Deadline:
         else:
             # The reader may be held up by its client for long; what it would read is not worth computing.
             self._abort = asyncio.ensure_future(self._llm.abort(self._engine_id))
+            self._call.wake()
 
     def _expire_in_queue(self, failure: Failure) -> None:
         if not self._llm.has_started(self._engine_id):

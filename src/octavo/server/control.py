@@ -35,17 +35,17 @@ async def _cancel(call: Call) -> Response:
     """End the generations of a call, or the one that has the id; a key's calls are its own."""
     wanted: str = call.request.path_params["id"]
     serving = call.serving
-    ids: list[str] = []
+    found: list[tuple[Call, str]] = []
     for same in serving.calls.values():
         for other in same:
-            if other is call or other.tenant != call.tenant:
-                continue
-            if other.request_id == wanted:
-                ids.extend(other.engine_ids)
-            else:
-                ids.extend(one for one in other.engine_ids if one == wanted)
-    ended = [await serving.llm.abort(one) for one in ids]
-    if not any(ended):
+            if other is not call and other.tenant == call.tenant:
+                ids = other.engine_ids
+                found.extend((other, one) for one in ids if wanted in (one, other.request_id))
+    ended = False
+    for other, one in found:
+        ended |= await serving.llm.abort(one)
+        other.wake()
+    if not ended:
         raise Failure(Kind.not_found, f"No request {wanted[:200]} is running.", param="id", code="request_not_found")
     return json_response(Cancelled(wanted, True))
 

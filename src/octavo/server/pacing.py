@@ -32,11 +32,11 @@ class Pace:
     def __init__(self, pause: Callable[[], object], resume: Callable[[], object]) -> None:
         self.credits: int | None = None
         self.held = False
+        self.ended = False
         self._pause = pause
         self._resume = resume
         self._stopped = False
         self._reading = False
-        self._failure: BaseException | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     @property
@@ -67,17 +67,20 @@ class Pace:
             if self.credits == 0 and not finished:
                 self._stop()
 
-    def fail(self, failure: BaseException) -> None:
-        """Have those that wait fail, now and later."""
-        self._failure = failure
+    def end(self) -> None:
+        """The request was ended from outside: nobody has to wait for the client any more."""
+        self.ended = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, patience: float, tokens: int = 1) -> None:
-        """Until something may be sent (``tokens`` 0: something that is none); a Failure after ``patience`` seconds."""
+        """Until something may be sent (``tokens`` 0: something that is none) or the request was ended from outside.
+
+        A Failure after ``patience`` seconds.
+        """
         try:
             async with asyncio.timeout(patience):
-                while self._failure is None and (self.held or (tokens and self.credits == 0)):
+                while not self.ended and (self.held or (tokens and self.credits == 0)):
                     self._waiter = asyncio.get_running_loop().create_future()
                     try:
                         await self._waiter
@@ -86,14 +89,13 @@ class Pace:
         except TimeoutError:
             message = f"The client has taken no token of this request for {patience:g} seconds."
             raise Failure(Kind.timeout, message, code="not_taken") from None
-        if self._failure is not None:
-            raise self._failure
 
     async def read(self, outputs: AsyncIterator[T], patience: float) -> T | None:
         """The next output of the engine, None after the last one; the engine works only once there is room for it."""
         if not self.open:
             await self.wait(patience)
-        self._go_on()
+        if not self.ended:
+            self._go_on()
         self._reading = True
         try:
             return await anext(outputs, None)

@@ -74,7 +74,9 @@ def decode_head(text: str) -> Head:
     """The kind of a frame; a Failure when it is no frame at all."""
     try:
         head = _heads.decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+    except RecursionError:
+        raise Failure(Kind.invalid, "This is not a frame: it is nested too deeply.") from None
+    except msgspec.DecodeError as error:
         failure = failure_of(error)
         raise Failure(Kind.invalid, f"This is not a frame: {failure.message}", param=failure.param) from None
     if not 1 <= len(head.id) <= MAX_ID:

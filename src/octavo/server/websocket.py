@@ -111,11 +111,10 @@ class _FrameCall(Call):
         """The frame as ``type_``."""
         return msgspec.json.decode(self._text, type=type_)
 
-    def interrupt(self, failure: Failure) -> None:
-        """As for every call, and also while the client takes no tokens."""
-        super().interrupt(failure)
+    def wake(self) -> None:
+        """Also while the client takes no tokens."""
         if self.pace is not None:
-            self.pace.fail(failure.again())
+            self.pace.end()
 
 
 class _Request:
@@ -352,6 +351,8 @@ class _Session:
                     while rest is not None:
                         if not pace.open:
                             await pace.wait(patience, tokens=len(rest.token_ids))
+                            if not pace.open and pace.ended:
+                                break  # what the client had not asked for when the request ended is dropped
                         part, rest = writer.cut(rest, pace.credits)
                         pace.spend(len(part.token_ids), finished=output.finished)
                         text = writer.frame(part)
