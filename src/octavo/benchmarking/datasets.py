@@ -97,9 +97,7 @@ def _agents(options: BenchOptions, words: WordSource, seed: int) -> list[Work]:
         history = instructions + words.words(options.random_input_len, numbers)
         for step in range(steps):
             work.append(
-                replace(
-                    _of_words(words, history, options.random_output_len), after=len(work) - 1 if step else None
-                )
+                replace(_of_words(words, history, options.random_output_len), after=len(work) - 1 if step else None)
             )
             history = history + words.words(options.random_output_len + options.random_input_len, numbers)
     return work
@@ -133,8 +131,9 @@ def _sharegpt(options: BenchOptions, words: WordSource, seed: int) -> list[Work]
         if len(work) == options.num_prompts:
             break
         turns = conversation.get("conversations") or [] if isinstance(conversation, dict) else []
-        texts = [turn.get("value") for turn in turns[:2] if isinstance(turn, dict)]
-        if len(texts) < 2 or not all(isinstance(text, str) for text in texts):
+        values = [turn.get("value") for turn in turns[:2] if isinstance(turn, dict)]
+        texts = [value for value in values if isinstance(value, str)]
+        if len(texts) < 2:
             continue
         asked, told = words.length(texts[0]), words.length(texts[1])
         output = options.sharegpt_output_len or told
@@ -155,7 +154,7 @@ def _custom(options: BenchOptions, words: WordSource, seed: int) -> list[Work]:
         output = own if options.custom_output_len == -1 else options.custom_output_len
         if not isinstance(output, int) or isinstance(output, bool) or output < 1:
             raise ConfigError(
-                f"line {number} of the data set: custom_output_len -1 needs a whole \"output_tokens\", got {own!r}"
+                f'line {number} of the data set: custom_output_len -1 needs a whole "output_tokens", got {own!r}'
             )
         messages = line.get("messages")
         prompt = line.get("prompt")
@@ -182,6 +181,7 @@ def _timed_trace(options: BenchOptions, words: WordSource, seed: int) -> list[Wo
     size = options.timed_trace_chunk_hash_size
     work: list[Work] = []
     first: float | None = None
+    last = 0.0
     for number, line in _lines(_path(options)):
         if len(work) == options.num_prompts:
             break
@@ -190,7 +190,9 @@ def _timed_trace(options: BenchOptions, words: WordSource, seed: int) -> list[Wo
         stamp = line.get("timestamp")
         if not isinstance(stamp, (int, float)) or isinstance(stamp, bool) or stamp < 0:
             raise ConfigError(f'line {number} of the trace: "timestamp" must be a number from 0 up, got {stamp!r}')
-        first = stamp if first is None else first
+        if stamp < last:
+            raise ConfigError(f"line {number} of the trace: its timestamp {stamp:g} is before {last:g}, the last one's")
+        first, last = stamp if first is None else first, float(stamp)
         chosen: list[str] = []
         for chunk in line.get("hash_ids") or ():
             if len(chosen) < length:
@@ -199,8 +201,6 @@ def _timed_trace(options: BenchOptions, words: WordSource, seed: int) -> list[Wo
             chosen += words.words(length - len(chosen), random.Random(f"own {seed}/{number}"))
         made = _of_words(words, chosen[:length], output)
         work.append(replace(made, at=(stamp - first) * options.timed_trace_sec_multiplier))
-    if any(later.at < earlier.at for earlier, later in zip(work, work[1:], strict=False) if later.at is not None and earlier.at is not None):
-        raise ConfigError("the timestamps of the trace must not go back")
     return work
 
 
