@@ -17,13 +17,17 @@ _MOST_POINTS = 240  # of a distribution's curve: more cannot be seen
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named row of points. ``line`` joins them, ``dots`` marks them, ``dashed`` makes the line so."""
+    """A named row of points. ``line`` joins them, ``dots`` marks them, ``dashed`` makes the line so.
+
+    ``faint`` ones are drawn lightly and not listed below the chart: the runs behind a median.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     line: bool = True
     dots: bool = True
     dashed: bool = False
+    faint: bool = False
     colour: int | None = None
 
 
@@ -63,7 +67,7 @@ def _linear_marks(low: float, high: float) -> list[float]:
 
 def _log_marks(low: float, high: float) -> list[float]:
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for factors in ((1, 2, 5), (1, 3), (1,)):
+    for factors in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
         marks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
         marks = [mark for mark in marks if low <= mark <= high]
         if len(marks) <= 9:
@@ -88,11 +92,11 @@ def chart(
     y_label: str,
     x_log: bool = False,
     y_log: bool = False,
-    width: int = 620,
-    height: int = 380,
+    width: int = 600,
+    height: int = 360,
 ) -> str:
     """One chart as an ``<svg>`` element that can stand in a page or in a file of its own."""
-    rows = max(1, math.ceil(len(series) / 3))
+    rows = max(1, math.ceil(sum(not one.faint for one in series) / 3))
     bottom = height - _BOTTOM - 18 * rows
     x = _Axis([p[0] for one in series for p in one.points], _LEFT, width - _RIGHT, log=x_log)
     y = _Axis([p[1] for one in series for p in one.points], bottom, _TOP, log=y_log)
@@ -109,10 +113,14 @@ def chart(
     parts.append(
         f'<text x="16" y="{up:.0f}" text-anchor="middle" transform="rotate(-90 16 {up:.0f})">{escape(y_label)}</text>'
     )
+    listed = 0
     for number, one in enumerate(series):
         colour = COLOURS[(number if one.colour is None else one.colour) % len(COLOURS)]
         parts += _draw(one, x, y, colour)
-        column, row = number % 3, number // 3
+        if one.faint:
+            continue
+        column, row = listed % 3, listed // 3
+        listed += 1
         left, line = _LEFT + column * (width - _LEFT - _RIGHT) / 3, bottom + 56 + 18 * row
         parts.append(f'<rect x="{left:.0f}" y="{line - 9}" width="12" height="8" fill="{colour}"/>')
         parts.append(f'<text x="{left + 17:.0f}" y="{line}">{escape(one.name)}</text>')
@@ -148,8 +156,9 @@ def _draw(one: Series, x: _Axis, y: _Axis, colour: str) -> list[str]:
         dash = ' stroke-dasharray="5 4"' if one.dashed else ""
         parts.append(f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
     if one.dots:
+        opacity, radius = (0.35, 2.8) if one.faint else (0.9, 3.8)
         parts += [
-            f'<circle cx="{left:.1f}" cy="{down:.1f}" r="3.6" fill="{colour}" fill-opacity="0.85">'
+            f'<circle cx="{left:.1f}" cy="{down:.1f}" r="{radius}" fill="{colour}" fill-opacity="{opacity}">'
             f"<title>{escape(one.name)}: {_number(px)}, {_number(py)}</title></circle>"
             for left, down, px, py in seen
         ]

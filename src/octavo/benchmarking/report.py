@@ -130,7 +130,7 @@ def _against(comparison: Comparison) -> list[str]:
                 middles.append((statistics.median(x for x, _ in runs), statistics.median(y for _, y in runs)))
             series.append(Series(server, middles, dots=True, colour=number))
             if comparison.rounds > 1:
-                series.append(Series(f"{server}, rounds", dots, line=False, colour=number))
+                series.append(Series(server, dots, line=False, faint=True, colour=number))
         charts.append(
             chart(
                 series,
