@@ -8,7 +8,7 @@ import pytest
 
 from octavo.server.failures import Failure
 from octavo.server.limits import Admission
-from tests.server.scripted import ScriptedServer, alphabet, body, finish, generate, status_of
+from tests.server.scripted import ScriptedServer, alphabet, body, finish, generate, post, status_of
 
 CLOSE = "Connection: close"
 
@@ -159,4 +159,17 @@ def test_a_request_is_cancelled_by_the_id_in_its_answer() -> None:
                 assert other.post(f"/v1/requests/{id_}/cancel").status_code == 200
             server.gate.open()
             assert list(lines)[-2] == "data: [DONE]"
+        server.assert_idle()
+
+
+def test_all_generations_of_an_answer_are_cancelled_by_its_id() -> None:
+    with ScriptedServer(alphabet, held=True) as server, server.client() as client:
+        streaming = server.connect()
+        asked = {"prompt": ["x", "y", "z"], "max_tokens": 100, "request_id": "three", "stream": True}
+        streaming.sendall(post("/v1/completions", asked, CLOSE))
+        server.until(lambda: server.serving.llm.num_running == 3)
+        id_ = next(iter(server.serving.calls.values())).copy().pop().engine_ids[0].rpartition("-")[0]
+        assert client.post(f"/v1/requests/{id_}/cancel").status_code == 200
+        server.gate.open()
+        assert finish(streaming).count(b'"finish_reason":"abort"') == 3
         server.assert_idle()

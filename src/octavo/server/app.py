@@ -105,7 +105,9 @@ class App:
                         if endpoint.generates:
                             self.admit(call.tenant)
                             admitted = True
-                        response = await call.until_gone(endpoint.handler(call))
+                            response = await call.until_gone(endpoint.handler(call))
+                        else:
+                            response = await endpoint.handler(call)
                 except ClientGone:
                     raise
                 except Exception as error:

@@ -31,6 +31,14 @@ class PrefixCacheReset(msgspec.Struct):
     reset: bool
 
 
+def _is_of(wanted: str, call: Call, engine_id: str) -> bool:
+    """Whether an id names a call, one of its generations, or the answer its generations are numbered for."""
+    if wanted in (engine_id, call.request_id):
+        return True
+    base, _, number = engine_id.rpartition("-")
+    return base == wanted and number.isdecimal() and engine_id != call.request_id
+
+
 async def _cancel(call: Call) -> Response:
     """End the generations of a call, or the one that has the id; a key's calls are its own."""
     wanted: str = call.request.path_params["id"]
@@ -39,8 +47,7 @@ async def _cancel(call: Call) -> Response:
     for same in serving.calls.values():
         for other in same:
             if other is not call and other.tenant == call.tenant:
-                ids = other.engine_ids
-                found.extend((other, one) for one in ids if wanted in (one, other.request_id))
+                found.extend((other, one) for one in other.engine_ids if _is_of(wanted, other, one))
     ended = False
     for other, one in found:
         ended |= await serving.llm.abort(one)

@@ -41,13 +41,20 @@ def bind(options: ServerOptions) -> list[socket.socket]:
     if options.port == 0:
         addresses = addresses[:1]  # a free port of one address may be taken on the next
     sockets: list[socket.socket] = []
-    try:
-        for family, address in addresses:
+    absent: OSError | None = None
+    for family, address in addresses:
+        try:
             sockets.append(_bind_tcp(family, address, options))
-    except OSError as error:
-        for bound in sockets:
-            bound.close()
-        raise ConfigError(_why(error, options)) from error
+        except OSError as error:
+            # localhost has an address of IPv6 also where there is no IPv6; the other one does.
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                absent = error
+                continue
+            for bound in sockets:
+                bound.close()
+            raise ConfigError(_why(error, options)) from error
+    if absent is not None and not sockets:
+        raise ConfigError(_why(absent, options)) from absent
     return sockets
 
 
@@ -96,7 +103,7 @@ def _why(error: OSError, options: ServerOptions) -> str:
         return f"{where} is in use by another program: choose another with --port, or 0 for a free one"
     if error.errno == errno.EACCES:
         return f"{where} may not be used by this user: choose one above 1023 with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
         return f"host {options.host} is not an address of this machine"
     return f"{where} cannot be listened on: {error.strerror or error}"
 
@@ -149,8 +156,6 @@ class HttpServer:
         )
         self._config.load()
         self._tls = tls_context(options)
-        if self._tls is not None:
-            self._config.ssl_certfile = options.ssl_certfile  # tells uvicorn's protocols that the scheme is https
         self._state = ServerState()
         self.limits = ConnectionLimits(
             max_connections=options.max_connections,

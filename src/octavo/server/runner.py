@@ -8,6 +8,7 @@ import logging
 import resource
 import signal
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,6 +158,8 @@ def run(options: ServerOptions, report: Callable[[str], None] = print) -> int:
 
     What is wrong with the options, the port, the keys, the certificate or the model is raised, before anything runs.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("a server is ended by signals, which only the main thread receives: call serve there")
     sockets = bind(options)
     try:
         KeyRing.from_options(options)
