@@ -100,7 +100,9 @@ def _operation(path: str, method: str, operation: dict[str, Any], schemas: dict[
     yield "<table><tr><th>status</th><th>answer</th><th></th></tr>"
     for status, response in operation["responses"].items():
         content = response.get("content", {})
-        shown = "<br>".join(f"{escape(media)}: {_type(one['schema'])}" for media, one in content.items())
+        shown = "<br>".join(
+            f"{escape(media)}: {_type(one.get('schema', {'type': 'events'}))}" for media, one in content.items()
+        )
         yield f"<tr><td>{status}</td><td>{shown or 'empty'}</td><td>{escape(response['description'])}</td></tr>"
     yield "</table></details>"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.responses import Response
 
-from octavo.server.endpoints import Endpoint, NestedDialect
+from octavo.server.endpoints import Dialect, Endpoint, NestedDialect
 from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
@@ -135,14 +135,19 @@ def _success(endpoint: Endpoint, schemas: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "Success"}
     given = _several(endpoint.answer)
     types = [one for one in given if not isinstance(one, str)]
-    content = {media: {"schema": {"type": "string"}} for media in given if isinstance(media, str)}
+    content = {media: _text(media) for media in given if isinstance(media, str)}
     if types:
         content["application/json"] = {"schema": _schema(types, schemas)}
         if any("stream" in _fields(body) for body in _several(endpoint.body)):
-            content[_EVENTS] = {"schema": {"type": "string"}}
+            content[_EVENTS] = _text(_EVENTS)
     if content:
         answer["content"] = content
     return answer
+
+
+def _text(media: str) -> dict[str, Any]:
+    """What is not JSON. A schema of a stream would be one of each event, which has fields of its own."""
+    return {} if media == _EVENTS else {"schema": {"type": "string"}}
 
 
 def _fields(type_: Any) -> tuple[str, ...]:
@@ -155,8 +160,13 @@ def _failures(endpoint: Endpoint, has_parameters: bool, schemas: dict[str, Any])
     messages: dict[int, list[str]] = {}
     shapes: dict[int, list[Any]] = {}
     waits: set[int] = set()
-    refused = [(NestedDialect(), failure) for failure in _REFUSED]
-    possible = [(endpoint.dialect, failure) for failure in _possible(endpoint, has_parameters)]
+    refused: list[tuple[Dialect, Failure]] = [(NestedDialect(), failure) for failure in _REFUSED]
+    possible: list[tuple[Dialect, Failure]] = [
+        (endpoint.dialect, failure) for failure in _possible(endpoint, has_parameters)
+    ]
+    if len(_several(endpoint.body)) > 1:
+        # A route that takes the requests of several dialects words what is wrong in that of the request.
+        possible += [(NestedDialect(), failure) for failure in _possible(endpoint, has_parameters)]
     for dialect, failure in [*refused, *possible]:
         response = dialect.failure_response(failure, None)
         status = response.status_code
