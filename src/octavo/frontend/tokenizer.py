@@ -5,7 +5,9 @@ Read from a Hugging Face directory (tokenizer.json and the files beside it) or f
 
 from __future__ import annotations
 
+import ctypes
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,8 +31,16 @@ _MAX_CONFIG_BYTES = 32 << 20
 _MAX_TEMPLATE_BYTES = 4 << 20
 _MAX_ADDED_TOKENS = 1 << 17
 _LONG_TEXT = 4096  # characters
+_HUGE_TEXT = 200_000  # characters: an encoding takes hundreds of bytes a token, so these are encoded one at a time
 
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def _give_back_memory() -> None:
+    """Have the C library return free memory to the system; what a huge text took stays with it for good otherwise."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 class Tokenizer:
@@ -61,6 +71,22 @@ class Tokenizer:
         self._shown = Pieces(backend, style, special_ids)
         self._all = Pieces(backend, style, frozenset())
         self._compiled: dict[str, ChatTemplate] = {}
+        self._one_huge_text = threading.Lock()
+        self._longest_token: int | None = None  # in characters; 0: unknown
+
+    def least_tokens(self, text: str) -> int:
+        """A number of tokens the text has at least, known without encoding it.
+
+        It is 0 for texts that cost little to encode, of which the true number had better be said, and where the
+        tokenizer may make a text shorter first.
+        """
+        if len(text) < _HUGE_TEXT:
+            return 0
+        if self._longest_token is None:
+            self._longest_token = 0
+            if self.backend.normalizer is None:
+                self._longest_token = max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=0)
+        return -(-len(text) // self._longest_token) if self._longest_token else 0
 
     # -- ids and text -------------------------------------------------------------------------------------------------
 
@@ -79,7 +105,12 @@ class Tokenizer:
                 return self.backend.encode(text, add_special_tokens=add_special_tokens)
             # Only a batch is encoded without the interpreter's lock: 1.3 s of standstill for 300,000 words otherwise.
             encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
-            return encode([text], add_special_tokens=add_special_tokens)[0]
+            if len(text) < _HUGE_TEXT:
+                return encode([text], add_special_tokens=add_special_tokens)[0]
+            with self._one_huge_text:
+                encoding = encode([text], add_special_tokens=add_special_tokens)[0]
+                _give_back_memory()
+                return encoding
         except (UnicodeEncodeError, TypeError):  # which of the two depends on the version of tokenizers
             limit = "text without lone surrogates" if isinstance(text, str) else "a string"
             raise ParameterError("prompt", text, limit) from None

@@ -411,3 +411,15 @@ def test_a_request_larger_than_the_whole_cache_is_refused_at_once() -> None:
         error = refusal(text(http, prompt="a" * 100, max_tokens=2))
         assert "blocks" in error["message"]
         assert text(http, prompt="a", max_tokens=2).status_code == 200
+
+
+def test_a_text_of_too_many_characters_is_refused_before_it_is_read(http: httpx.Client) -> None:
+    answer = http.post("/v1/completions", json={"prompt": "word " * 200_000, "max_tokens": 2})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "input_text"
+    assert "at least" in error["message"]
+    chat = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "word " * 200_000}]})
+    assert chat.json()["error"]["param"] == "input_text"
+    kept = {"prompt": "word " * 50_000, "max_tokens": 2, "truncate_prompt_tokens": 5}
+    assert http.post("/v1/completions", json=kept).status_code == 200

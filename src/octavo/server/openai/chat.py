@@ -32,7 +32,7 @@ from octavo.server.openai.parameters import (
     requested_tokens,
     sampling_params,
 )
-from octavo.server.openai.prompts import LONG_TEXT, EncodedPrompt, fit_context
+from octavo.server.openai.prompts import LONG_TEXT, EncodedPrompt, check_length, fit_context
 from octavo.server.openai.schemas import refuse_not_built
 from octavo.server.openai.schemas_chat import ChatAnswer, ChatChoice, ChatRequest, ReplyMessage
 from octavo.server.openai.streaming import DONE, Chunks, Pending, Progress
@@ -96,7 +96,7 @@ async def prepare(call: Call, request: ChatRequest) -> _Plan:
     logprobs = _top_logprobs(request, max_logprobs)
     field = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     requested = requested_tokens(field, getattr(request, field))
-    rendered, token_ids = await chat_prompt(serving, request)
+    rendered, token_ids = await chat_prompt(serving, request, requested)
     prompt = EncodedPrompt(token_ids, rendered)
     fit_context(prompt, request, requested, serving.llm.max_model_len)
     params = sampling_params(
@@ -165,8 +165,13 @@ def _begins_answer(request: ChatRequest) -> bool:
     return request.add_generation_prompt
 
 
-async def chat_prompt(serving: Serving, request: ChatRequest) -> tuple[str, list[int]]:
-    """The text the chat template makes of the conversation, and its tokens; off the event loop where it takes long."""
+async def chat_prompt(
+    serving: Serving, request: ChatRequest, requested: int | None = None, *, fits: bool = True
+) -> tuple[str, list[int]]:
+    """The text the chat template makes of the conversation, and its tokens; off the event loop where it takes long.
+
+    What cannot fit the context beside ``requested`` tokens is refused before it is tokenised, unless ``fits`` is false.
+    """
     tokenizer = serving.llm.get_tokenizer()
     source = template_for(
         tokenizer,
@@ -189,6 +194,8 @@ async def chat_prompt(serving: Serving, request: ChatRequest) -> tuple[str, list
             continue_final_message=bool(request.continue_final_message),
             variables=_variables(request, traits, variables),
         )
+        if fits:
+            check_length(tokenizer, text, request, requested, serving.llm.max_model_len)
         return text, tokenizer.encode(text, add_special_tokens=bool(request.add_special_tokens))
 
     short = sum(_length(message) for message in request.messages) < LONG_TEXT

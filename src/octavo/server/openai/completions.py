@@ -22,7 +22,7 @@ from octavo.server.openai.parameters import (
     requested_tokens,
     sampling_params,
 )
-from octavo.server.openai.prompts import EncodedPrompt, as_prompts, encode_prompts, fit_context
+from octavo.server.openai.prompts import EncodedPrompt, as_prompts, check_length, encode_prompts, fit_context
 from octavo.server.openai.schemas import refuse_not_built
 from octavo.server.openai.schemas_completions import (
     CompletionAnswer,
@@ -99,6 +99,9 @@ async def prepare(call: Call, request: CompletionRequest) -> _Plan:
     requested = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     requested_tokens("max_tokens", requested, least=0 if request.echo else 1)
     tokenizer = llm.get_tokenizer()
+    for text in texts:
+        if isinstance(text, str):
+            check_length(tokenizer, text, request, requested, llm.max_model_len)
     prompts = await encode_prompts(
         tokenizer, texts, add_special_tokens=request.add_special_tokens is not False, vocab_size=llm.vocab_size
     )

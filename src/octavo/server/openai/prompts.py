@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.frontend.tokenizer import Tokenizer
     from octavo.server.openai.schemas import GenerationRequest
 
-__all__ = ["LONG_TEXT", "EncodedPrompt", "as_prompts", "check_ids", "encode_prompts", "fit_context"]
+__all__ = ["LONG_TEXT", "EncodedPrompt", "as_prompts", "check_ids", "check_length", "encode_prompts", "fit_context"]
 
 # Characters above which a text is read in a worker thread, so that the event loop goes on serving others.
 LONG_TEXT = 8_000
@@ -58,6 +58,17 @@ def check_ids(token_ids: Sequence[int], vocab_size: int, field: str) -> None:
         )  # fmt: skip
 
 
+def check_length(
+    tokenizer: Tokenizer, text: str, request: GenerationRequest, requested: int | None, max_model_len: int
+) -> None:
+    """Refuse a text of so many characters that its tokens cannot fit the context, before it costs the time to read."""
+    if request.truncate_prompt_tokens is None:
+        least = 1 if requested is None else max(1, requested)
+        length = tokenizer.least_tokens(text)
+        if length + least > max_model_len:
+            raise _too_long(f"at least {length}", least, length + least, max_model_len, "input_text")
+
+
 async def encode_prompts(
     tokenizer: Tokenizer, prompts: Sequence[str | list[int]], *, add_special_tokens: bool, vocab_size: int
 ) -> list[EncodedPrompt]:
@@ -98,11 +109,16 @@ def fit_context(prompt: EncodedPrompt, request: GenerationRequest, requested: in
     if length == 0:
         raise Failure(Kind.invalid, "The prompt is empty: it must have at least one token.", param="prompt")
     if length + least > max_model_len:
-        raise Failure(
-            Kind.invalid,
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {least} output "
-            f"tokens and your prompt contains {length} input tokens, for a total of {length + least} tokens. Please "
-            "reduce the length of the input prompt or the number of requested output tokens.",
-            param="input_tokens",
-            code="context_length_exceeded",
-        )
+        raise _too_long(str(length), least, length + least, max_model_len, "input_tokens")
+
+
+def _too_long(given: str, requested: int, total: int, max_model_len: int, param: str) -> Failure:
+    at_least = "at least " if given.startswith("at least") else ""
+    return Failure(
+        Kind.invalid,
+        f"This model's maximum context length is {max_model_len} tokens. However, you requested {requested} output "
+        f"tokens and your prompt contains {given} input tokens, for a total of {at_least}{total} tokens. Please "
+        "reduce the length of the input prompt or the number of requested output tokens.",
+        param=param,
+        code="context_length_exceeded",
+    )

@@ -100,6 +100,7 @@ async def tokenize(call: Call) -> Response:
                 chat_template=request.chat_template,
                 chat_template_kwargs=request.chat_template_kwargs,
             ),
+            fits=False,
         )
     spelled = [tokenizer.id_to_token(token) for token in tokens] if request.return_token_strs else None
     return json_response(TokenizeAnswer(len(tokens), serving.llm.max_model_len, tokens, spelled))

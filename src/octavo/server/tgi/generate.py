@@ -58,7 +58,11 @@ async def prepare(
     """Validate a request and tokenise its input; what is wrong is a Failure in TGI's words."""
     limits = Limits.of(call.serving)
     asked = validate(request, limits, streaming=streaming, return_full_text=return_full_text)
-    encode = call.serving.llm.get_tokenizer().encode
+    tokenizer = call.serving.llm.get_tokenizer()
+    encode = tokenizer.encode
+    least = tokenizer.least_tokens(asked.inputs)
+    if least and asked.truncate is None:
+        asked.check_length(least, limits)  # before it costs the time to encode
     if len(asked.inputs) > LONG_TEXT:
         token_ids = await asyncio.to_thread(encode, asked.inputs)
     else:

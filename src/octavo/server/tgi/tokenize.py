@@ -53,7 +53,7 @@ async def chat_tokenize(call: Call) -> Response:
     request = await call.read(ChatRequest)
     call.serving.check_model(request.model)
     try:
-        text, _ = await chat_prompt(call.serving, request)
+        text, _ = await chat_prompt(call.serving, request, fits=False)
     except OctavoError as error:
         raise template_failure(str(error)) from error
     tokenizer = call.serving.llm.get_tokenizer()

@@ -80,6 +80,14 @@ class Asked:
         if self.truncate is not None:
             token_ids = token_ids[-self.truncate :]
         length = len(token_ids)
+        self.check_length(length, limits)
+        if length == 0:
+            raise invalid("`inputs` cannot be empty", "inputs")
+        new = self.max_new_tokens
+        return token_ids, limits.max_total_tokens - length if new is None else new
+
+    def check_length(self, length: int, limits: Limits) -> None:
+        """Refuse a prompt of so many tokens (or at least so many) that it does not fit."""
         longest, total = limits.max_input_tokens, limits.max_total_tokens
         new = self.max_new_tokens
         if new is not None and length + new > total:
@@ -93,9 +101,6 @@ class Asked:
             raise invalid(
                 f"`inputs` must have less than {longest} tokens. Given: {length}", "inputs", "context_length_exceeded"
             )
-        if length == 0:
-            raise invalid("`inputs` cannot be empty", "inputs")
-        return token_ids, total - length if new is None else new
 
     def draw_seed(self) -> int | None:
         """The seed to generate with: the one given, else a fresh one; None when nothing is drawn."""
