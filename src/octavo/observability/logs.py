@@ -58,7 +58,8 @@ def configure(format: str = "text", level: str = "info", *, stream: IO[str] | No
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = name in _OTHERS
-        logger.setLevel(logging.NOTSET if name in _OTHERS else logging.CRITICAL + 1)
+        # uvicorn tells of each connection at INFO.
+        logger.setLevel(max(number, logging.WARNING) if name in _OTHERS else logging.CRITICAL + 1)
     logging.captureWarnings(True)
 
 
