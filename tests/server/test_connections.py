@@ -220,3 +220,24 @@ def test_hundreds_of_broken_connections_harm_nobody(server: ScriptedServer) -> N
     assert_well(server)
     gc.collect()
     assert psutil.Process().memory_info().rss - before < 30_000_000
+
+
+def test_a_client_that_leaves_with_requests_sent_ahead_is_noticed() -> None:
+    with ScriptedServer(alphabet, held=True) as held:
+        with held.connect() as connection:
+            connection.sendall(post("/generate", body(100)) * 3)
+            held.until(lambda: held.gate.reached == 1)
+        held.until(lambda: not held.serving.calls)
+        held.gate.open()
+        held.assert_idle()
+        assert held.gate.reached <= 2
+
+
+def test_an_upgrade_sent_ahead_does_not_get_into_an_answer(server: ScriptedServer) -> None:
+    upgrade = b"GET /v1/stream HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    key = b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    answer = server.raw(post("/generate_stream", body(50)) + upgrade + key)
+    assert answer.count(b"data:") == 50
+    assert b"101" not in answer.partition(b"\r\n")[0]
+    assert answer.endswith(b"0\r\n\r\n")
+    assert_well(server)

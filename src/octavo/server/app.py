@@ -87,7 +87,8 @@ class App:
             await serve_socket(self, scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, sender = Call(self.serving, Request(scope, receive)), _Sender(send)
+        call = Call(self.serving, Request(scope, receive))
+        sender = _Sender(call, send)
         endpoint: Endpoint | None = None
         dialect: Dialect = self._plain
         admitted = False
@@ -208,9 +209,10 @@ class App:
 class _Sender:
     """Sends what it is given, and remembers the status and how many bytes it was."""
 
-    __slots__ = ("_send", "size", "status")
+    __slots__ = ("_call", "_send", "size", "status")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, call: Call, send: Send) -> None:
+        self._call = call
         self._send = send
         self.status = 500
         self.size = 0
@@ -220,6 +222,8 @@ class _Sender:
             self.status = message["status"]
         else:
             self.size += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                self._call.answered = True
         await self._send(message)
 
 

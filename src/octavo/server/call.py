@@ -59,7 +59,8 @@ class Call:
 
     ``request_id`` is the client's ``X-Request-Id`` when it is at most 128 letters, digits and ``._:@/+=-``, else a
     fresh one; ``tenant`` the name of the API key it came with; ``arrival`` the time it came in, of ``time.monotonic``;
-    ``gone`` whether its client has closed the connection. ``request`` may be a WebSocket, which has no body.
+    ``gone`` whether its client closed the connection before it was ``answered``. ``request`` may be a WebSocket, which
+    has no body.
     """
 
     def __init__(self, serving: Serving, request: HTTPConnection, *, tenant: str | None = None) -> None:
@@ -71,6 +72,7 @@ class Call:
         self.request_id = given if _SANE_ID.fullmatch(given) else uuid.uuid4().hex
         self.record = CallRecord()
         self.gone = False
+        self.answered = False
         self._body: bytes | None = None
         self._generations: dict[str, _Deadline] = {}  # by the engine's id of each
         self._interrupted: Failure | None = None
@@ -89,7 +91,6 @@ class Call:
                 message = f"The body must be application/json, got {media_type[:100]}."
                 raise Failure(Kind.unsupported_media, message)
         decoder: msgspec.json.Decoder[T] = _decoder(type_)  # type: ignore[arg-type]  # types can be hashed
-
         body = await self.body()
         try:
             return decoder.decode(body)
@@ -260,6 +261,8 @@ class Call:
         """Wait for the disconnect: what comes on the connection before it is the rest of a body nobody wants."""
         while (await request.receive())["type"] != "http.disconnect":
             pass
+        if self.answered:
+            return  # the connection has no more to say of this request
         self.gone = True
         if self._watched is not None:
             self._watched.cancel()

@@ -25,6 +25,11 @@ _log = logging.getLogger(__name__)
 
 # Requests sent before the answers to those before them; more than a client has use for, less than hurts.
 _MAX_PIPELINED = 8
+# What a field of a head counts beside its bytes, as in HTTP/2: many short ones take more memory than they have bytes.
+_FIELD_BYTES = 32
+_READ_BYTES = 256 << 10  # most that comes in one piece
+# Connections above the limit that are told so; the others are closed without a word.
+_MOST_REFUSED_AT_ONCE = 256
 # After an answer the client did not expect yet, its bytes are read and dropped for a while: a connection closed with
 # bytes unread is reset, and the answer may be lost with it.
 _LINGER_SECONDS = 2.0
@@ -44,6 +49,7 @@ class ConnectionLimits:
     write_timeout: float
     write_buffer_bytes: int
     refused: int = 0
+    second: int = 0  # the one the Date header of answers is for
 
 
 class _Refused(Exception):
@@ -66,6 +72,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_message = False
         self._head_bytes = 0
+        self._raw_bytes = 0
         self._refusal: Failure | None = None
         self._discarding = False
         self._discarded = 0
@@ -80,7 +87,12 @@ class GuardedProtocol(HttpToolsProtocol):
         """A client connected."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=self._limits.write_buffer_bytes)
-        if len(self.connections) > self._limits.max_connections:
+        surplus = len(self.connections) - self._limits.max_connections
+        if surplus > _MOST_REFUSED_AT_ONCE:
+            self._limits.refused += 1
+            self.close_now()
+            return
+        if surplus > 0:
             message = f"{self._limits.max_connections} connections are open already: try again later."
             self._refuse(Failure(Kind.unavailable, message, code="connections", retry_after=1))
             return
@@ -143,18 +155,24 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.linger()
                 return
         if self._in_head:
-            self._head_bytes += len(data)  # the parser reports a field when it is complete, which it may never be
+            self._raw_bytes += len(data)  # the parser reports a field when it is complete, which it may never be
         try:
-            if self._in_head and self._head_bytes > 2 * self._limits.max_header_bytes:
+            if self._in_head and self._raw_bytes > self._limits.max_header_bytes + _READ_BYTES:
                 raise self._head_too_large()
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
+                if self._answering():
+                    self._refuse(
+                        Failure(Kind.invalid, "An upgrade has to wait for the answers before it.", code="http")
+                    )
+                    return
                 self._stop_head_timer()
                 self._unset_keepalive_if_required()
                 self.handle_websocket_upgrade()
                 return
-            self.cycle.keep_alive = False  # the parser reads no further, so this answer is the last
+            if self.cycle is not None:
+                self.cycle.keep_alive = False  # the parser reads no further, so this answer is the last
         except (httptools.HttpParserError, _Refused):
             _log.debug("not HTTP", exc_info=True)
             self._refuse(self._refusal or Failure(Kind.invalid, "This is not HTTP.", code="http"))
@@ -169,7 +187,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """A request begins."""
         super().on_message_begin()
         self._in_head = self._in_message = True
-        self._head_bytes = 0
+        self._head_bytes = self._raw_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         """A piece of the request line's target."""
@@ -180,16 +198,15 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """One field of the head."""
         super().on_header(name, value)
-        # What is kept for a field is more than its bytes: many short ones count for what they take.
-        self._head_bytes += len(name) + len(value) + 32
-        if self._head_bytes > 2 * self._limits.max_header_bytes:
+        self._head_bytes += len(name) + len(value) + _FIELD_BYTES
+        if self._head_bytes > self._limits.max_header_bytes:
             raise self._head_too_large()
 
     def on_headers_complete(self) -> None:
         """The head is complete: the request starts, or waits for those before it."""
         self._in_head = False
         self._stop_head_timer()
-        _set_date(self.server_state)
+        self._set_date()
         if len(self.pipeline) >= _MAX_PIPELINED:
             self._refusal = Failure(Kind.invalid, "Too many requests are sent ahead.", code="http")
             raise _Refused
@@ -204,6 +221,13 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             # There is a bound on how many may wait, and only who reads notices that the client leaves.
             self.flow.resume_reading()
+
+    def _set_date(self) -> None:
+        """The Date header of the answers from now on; made anew when the second has changed."""
+        now = int(time.time())
+        if now != self._limits.second:
+            self._limits.second = now
+            self.server_state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]
 
     def on_message_complete(self) -> None:
         """The request is complete."""
@@ -314,14 +338,3 @@ _PHRASES = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
-
-_date_of = 0
-
-
-def _set_date(state: ServerState) -> None:
-    """The Date header of the answers from now on; made anew when the second has changed."""
-    global _date_of
-    now = int(time.time())
-    if now != _date_of or not state.default_headers:
-        _date_of = now
-        state.default_headers = [(b"date", formatdate(now, usegmt=True).encode())]

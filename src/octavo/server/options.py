@@ -109,7 +109,10 @@ class ServerOptions:
     )
     max_connections: int = _option(4096, "most connections at once; more are refused with 503")
     max_body_bytes: int = _option(2_000_000, "largest body of a request in bytes; larger ones are refused with 413")
-    max_header_bytes: int = _option(65_536, "largest head of a request in bytes; larger ones are refused with 431")
+    max_header_bytes: int = _option(
+        65_536,
+        "largest head of a request in bytes, 32 more counted for each field; larger ones are refused with 431",
+    )
 
     # How long things may take, in seconds.
     request_timeout: float | None = _option(
