@@ -94,10 +94,12 @@ class Answer:
                 self.output_tokens = counter.length(self.text) if counter is not None else len(self.marks)
         if len(known) == len(counts) and sum(known) == self.output_tokens:
             return
-        if self.output_tokens == len(self.marks):
+        weights = [counter.length(mark.text) if counter else len(mark.text) for mark in self.marks]
+        if sum(weights) == self.output_tokens:
+            shares = weights
+        elif self.output_tokens == len(self.marks):
             shares = [1] * len(self.marks)
         else:
-            weights = [float(counter.length(mark.text) if counter else len(mark.text)) for mark in self.marks]
             shares = apportion(self.output_tokens, weights)
         for mark, share in zip(self.marks, shares, strict=True):
             mark.tokens = share

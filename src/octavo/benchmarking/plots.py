@@ -66,6 +66,8 @@ def _linear_marks(low: float, high: float) -> list[float]:
 
 
 def _log_marks(low: float, high: float) -> list[float]:
+    if high < 4 * low:
+        return [mark for mark in _linear_marks(low, high) if mark > 0]
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for factors in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 5), (1, 3), (1,)):
         marks = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
@@ -96,7 +98,8 @@ def chart(
     height: int = 360,
 ) -> str:
     """One chart as an ``<svg>`` element that can stand in a page or in a file of its own."""
-    rows = max(1, math.ceil(sum(not one.faint for one in series) / 3))
+    columns = _legend_columns([one.name for one in series if not one.faint])
+    rows = max(1, math.ceil(sum(not one.faint for one in series) / columns))
     bottom = height - _BOTTOM - 18 * rows
     x = _Axis([p[0] for one in series for p in one.points], _LEFT, width - _RIGHT, log=x_log)
     y = _Axis([p[1] for one in series for p in one.points], bottom, _TOP, log=y_log)
@@ -119,12 +122,17 @@ def chart(
         parts += _draw(one, x, y, colour)
         if one.faint:
             continue
-        column, row = listed % 3, listed // 3
+        column, row = listed % columns, listed // columns
         listed += 1
-        left, line = _LEFT + column * (width - _LEFT - _RIGHT) / 3, bottom + 56 + 18 * row
+        left, line = _LEFT + column * (width - _LEFT - _RIGHT) / columns, bottom + 56 + 18 * row
         parts.append(f'<rect x="{left:.0f}" y="{line - 9}" width="12" height="8" fill="{colour}"/>')
         parts.append(f'<text x="{left + 17:.0f}" y="{line}">{escape(one.name)}</text>')
     return "\n".join([*parts, "</svg>"])
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    longest = max((len(name) for name in names), default=0)
+    return 3 if longest <= 18 else 2 if longest <= 32 else 1
 
 
 def _frame(x: _Axis, y: _Axis, bottom: int, width: int) -> list[str]:
