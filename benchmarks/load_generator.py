@@ -28,7 +28,7 @@ import msgspec
 import uvloop
 from http_client import Address, Connection, ProtocolError, call, events
 
-from octavo.benchmarking.workload import random_prompts
+from octavo.benchmarking.workload import single_token_words
 from octavo.frontend.options import DEFAULT_MODEL
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
 from octavo.weights.hub import resolve_model
@@ -100,25 +100,14 @@ _decode_event = msgspec.json.Decoder(_Event).decode
 
 def prompts_of_words(tokenizer: Tokenizer, load: Load, seed: int) -> list[str]:
     """Texts of exactly the load's lengths in tokens; equal seeds give equal texts, others give others."""
-    words = _single_token_words(tokenizer)
+    words = single_token_words(tokenizer)
+    if len(words) < 16:
+        raise SystemExit("this tokenizer has too few words of one token: lengths would not be exact")
     prefix = random.Random(f"prefix {seed}").choices(words, k=load.shared_prefix)
     return [
         " ".join(prefix + random.Random(f"{seed}/{number}").choices(words, k=load.input_len))
         for number in range(load.requests)
     ]
-
-
-def _single_token_words(tokenizer: Tokenizer) -> list[str]:
-    """Words that are one token both at the start of a text and after a space."""
-    text = tokenizer.decode(list(itertools.chain(*random_prompts(tokenizer, 8, 400, seed=0))))
-    found = [
-        word
-        for word in sorted(set(text.split()))
-        if all(len(tokenizer.encode(form, add_special_tokens=False)) == 1 for form in (word, " " + word))
-    ]
-    if len(found) < 16:
-        raise SystemExit("this tokenizer has too few words of one token: lengths would not be exact")
-    return found
 
 
 def bodies(model: str, texts: Sequence[str], output_len: int) -> list[bytes]:

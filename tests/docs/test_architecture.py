@@ -50,15 +50,27 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 
 
 FLOORS = {
-    "observability": {"cli", "server"},
-    "frontend": {"cli", "server", "observability"},
-    "engine": {"cli", "server", "observability", "frontend"},
-    "planning": {"cli", "server", "observability", "frontend", "engine", "backends", "models", "weights", "sampling"},
-    "sampling": {"cli", "server", "observability", "frontend", "engine", "models", "weights"},
-    "models": {"cli", "server", "observability", "frontend", "engine", "backends"},
-    "weights": {"cli", "server", "observability", "frontend", "engine", "backends", "models"},
-    "quantization": {"cli", "server", "observability", "frontend", "engine", "backends", "models"},
-    "backends": {"cli", "server", "observability", "frontend", "engine"},
+    "benchmarking": {"cli", "server", "observability", "frontend", "engine"},
+    "observability": {"cli", "benchmarking", "server"},
+    "frontend": {"cli", "benchmarking", "server", "observability"},
+    "engine": {"cli", "benchmarking", "server", "observability", "frontend"},
+    "planning": {
+        "cli",
+        "benchmarking",
+        "server",
+        "observability",
+        "frontend",
+        "engine",
+        "backends",
+        "models",
+        "weights",
+        "sampling",
+    },
+    "sampling": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "models", "weights"},
+    "models": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends"},
+    "weights": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends", "models"},
+    "quantization": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends", "models"},
+    "backends": {"cli", "benchmarking", "server", "observability", "frontend", "engine"},
 }
 
 
