@@ -258,18 +258,9 @@ async def _cpu_over(server: ServerProcess, seconds: float) -> float:
 
 def _profile(server: ServerProcess, party: Party, options: argparse.Namespace) -> None:
     """Have py-spy watch the front end while the streams run; write its stacks and print where the time went."""
-    words = [
-        options.py_spy,
-        "record",
-        "--pid",
-        str(server.pid),
-        "--format",
-        "raw",
-        "--rate",
-        "500",
-        "--output",
-        str(options.profile),
-    ]
+    # Only samples with the GIL held: waiting looks busy to py-spy where the wait is inside uvloop.
+    words = [options.py_spy, "record", "--pid", str(server.pid), "--gil", "--function", "--nonblocking"]
+    words += ["--format", "raw", "--rate", "1000", "--output", str(options.profile)]
     watcher = subprocess.Popen(
         [*words, "--duration", "600"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
