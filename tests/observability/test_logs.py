@@ -160,7 +160,8 @@ def test_the_web_servers_own_loggers_go_the_same_way_but_not_its_access_log() ->
     own = io.StringIO()
     logging.getLogger("uvicorn").addHandler(logging.StreamHandler(own))
     configure("json", "info", stream=stream)
-    logging.getLogger("uvicorn.error").info("started")
+    logging.getLogger("uvicorn.error").info("a connection was opened")
+    logging.getLogger("uvicorn.error").error("something is wrong")
     logging.getLogger("uvicorn.access").info("127.0.0.1 GET /?key=secret")
     logging.getLogger("httpx").info("chatter")
     with warnings.catch_warnings():
