@@ -31,14 +31,14 @@ async def run(server: FakeServer, work: Sequence[Work] | None = None, **options:
 
 async def test_every_request_is_sent_and_counted() -> None:
     with FakeServer() as server:
-        result = (await run(server, ignore_eos=True, save_detailed=True)).result
+        result = (await run(server, ignore_eos=True, save_detailed=True, request_id_prefix="mine-")).result
     assert (result["completed"], result["failed"]) == (6, 0)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == (24, 18)
     assert result["server_input_tokens"] == 24
     body = server.bodies[0]
     assert (body["model"], body["max_tokens"], body["temperature"], body["ignore_eos"]) == ("fake", 3, 0.0, True)
     assert body["stream_options"] == {"include_usage": True}
-    assert "x-request-id: bench-0" in server.heads[0].lower()
+    assert "x-request-id: mine-0" in server.heads[0].lower()
     assert result["generated_texts"] == [" w w w"] * 6
 
 
@@ -126,6 +126,8 @@ async def test_the_model_is_the_servers_first_or_the_one_asked_for() -> None:
         found = await look_up("x", server.url, BenchOptions())
         assert (found.model, found.about["version"], found.about["max_model_len"]) == ("fake", "1.2", 4096)
         assert (await look_up("x", server.url, BenchOptions(model="other"))).model == "other"
+        asked = BenchOptions(model="org/fake", served_model_name="fake")
+        assert (await look_up("x", server.url, asked)).about["max_model_len"] == 4096
     with FakeServer(pages={"/v1/models": {"data": []}}) as server, pytest.raises(ServerError, match="--model"):
         await look_up("x", server.url, BenchOptions())
 

@@ -31,12 +31,14 @@ class BenchOptions:
     backend: str = _option("openai", "protocol: openai (= vllm; completions), openai-chat or tgi")
     endpoint: str | None = _option(None, "path of the route; default: the protocol's")
     model: str | None = _option(None, "model name to ask for; default: the first of the server's /v1/models")
+    served_model_name: str | None = _option(None, "name to ask for where --model says which model it is")
     tokenizer: str | None = _option(
         None, "model whose tokenizer makes and counts texts; default: the served one's if it is here, else octavo's"
     )
     header: tuple[str, ...] = _option((), "further header KEY=VALUE; may be given several times")
     api_key: str | None = _option(None, "sent as a bearer token", envvar="OPENAI_API_KEY")
     extra_body: str | None = _option(None, "JSON object whose fields are added to each request")
+    request_id_prefix: str | None = _option(None, "what the X-Request-Id headers begin with; default: made up")
     insecure: bool = _option(False, "do not check certificates")
     keep_alive: bool = _option(True, "use connections again; else one for each request")
     request_timeout: float = _option(21_600.0, "seconds after which a request has failed", above=0.0)
@@ -130,6 +132,8 @@ class BenchOptions:
         unknown = sorted(set(self.metrics) - set(METRICS))
         if unknown:
             raise ConfigError(f"percentile_metrics must be of {', '.join(METRICS)}, got {unknown[0]!r}")
+        if any(mark in (self.request_id_prefix or "") for mark in "\r\n"):
+            raise ConfigError("request_id_prefix must be one line")
         if self.custom_output_len == 0:
             raise ConfigError("custom_output_len must be -1 or at least 1, got 0")
         self.percentiles, self.limits, self.headers, self.notes  # noqa: B018 - read once, so that mistakes show early

@@ -7,6 +7,7 @@ import json
 import math
 import random
 import resource
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +67,8 @@ async def look_up(name: str, url: str, options: BenchOptions) -> Server:
             raise ServerError(models.error)
         about["software"] = models.headers.get("server")
         cards = _cards(models)
-        wanted = [card for card in cards if options.model in (None, card.get("id"))]
+        name_asked = options.served_model_name or options.model
+        wanted = [card for card in cards if name_asked in (None, card.get("id"))]
         card = wanted[0] if wanted else {}
         if not cards and options.backend == "tgi":
             info = (await client.call("GET", "/info", timeout=_LOOK_UP_SECONDS)).json()
@@ -77,7 +79,7 @@ async def look_up(name: str, url: str, options: BenchOptions) -> Server:
         if isinstance(version, dict) and "version" in version:
             about["version"] = version["version"]
         about |= {key: card[key] for key in ("max_model_len", "owned_by") if card.get(key) is not None}
-        model = options.model or card.get("id")
+        model = name_asked or card.get("id")
         if model is None:
             raise ServerError(
                 f"{client.target.url}/v1/models names no model ({models.fault() or 'none'}): give --model"
@@ -175,6 +177,7 @@ class _Session:
         self.words = words
         self.dialect: Dialect = dialect_of(options.backend)
         self.path = options.endpoint or self.dialect.endpoint
+        self.prefix = options.request_id_prefix or f"bench-{secrets.token_hex(4)}-"
         self.asking = Asking(
             ignore_eos=options.ignore_eos,
             logprobs=options.logprobs,
@@ -187,7 +190,7 @@ class _Session:
         """The requests made up, so that nothing is left to do when they are sent."""
         names = self._model_names(len(work))
         return [
-            Shot(self.dialect.body(one, names[number], self.asking), due[number], one.after, f"bench-{number}")
+            Shot(self.dialect.body(one, names[number], self.asking), due[number], one.after, f"{self.prefix}{number}")
             for number, one in enumerate(work)
         ]
 

@@ -287,7 +287,8 @@ class _Command:
         from octavo.frontend.tokenizer import load_tokenizer
         from octavo.weights.hub import resolve_model
 
-        name = self.options.tokenizer or next(filter(None, map(local_root, servers)), None)
+        here = self.options.model if self.options.model and Path(self.options.model).exists() else None
+        name = self.options.tokenizer or here or next(filter(None, map(local_root, servers)), None)
         if name is None:
             name = DEFAULT_MODEL
             remark(f"lengths are counted with the tokenizer of {name}: give --tokenizer for the model's own")
