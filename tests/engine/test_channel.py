@@ -107,3 +107,18 @@ def test_wake_makes_a_waiting_receive_return_without_a_message() -> None:
     assert results == [None]
     left.close()
     right.close()
+
+
+def test_waking_a_closed_channel_writes_to_no_file_that_got_its_descriptor_since() -> None:
+    left, right = pair()
+    left.close()
+    files = [socket.socketpair() for _ in range(4)]  # the lowest free descriptors, so the ones just closed
+    left.wake()
+    ends = [end for both in files for end in both]
+    for end in ends:
+        end.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            end.recv(1)
+    for end in ends:
+        end.close()
+    right.close()

@@ -93,8 +93,10 @@ class Channel(Generic[Incoming]):
 
     def wake(self) -> None:
         """Have a waiting `receive` return."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"w")
+        with self._lock:
+            if not self._closed:  # the number of a closed descriptor may be another file's by now
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake_write, b"w")
 
     def close(self) -> None:
         """Close this end; the other one reads an end of file."""

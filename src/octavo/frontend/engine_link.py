@@ -315,8 +315,9 @@ class ProcessLink:
         return None
 
     def wake(self) -> None:
-        if self._channel is not None:
-            self._channel.wake()
+        channel = self._channel  # which the dispatcher's thread takes away when it replaces the engine
+        if channel is not None:
+            channel.wake()
 
     def stop(self) -> None:
         self._closed = True
