@@ -1,4 +1,4 @@
-"""How cost grows: batch, prompt, context, output, threads with the model; waiting requests and cached blocks without.
+"""How cost grows: batch, prompt, context, output, threads, memory; waiting requests and cached blocks without a model.
 
     python benchmarks/curves.py [--model smollm2-135m] [--quantization w8] [--only batch,prompt,...] [--small]
 
@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,38 @@ from octavo.planning.hardware import probe
 from octavo.sampling.params import SamplingParams
 from octavo.weights.hub import resolve_model
 
+# Fills a KV pool to its last block and tells what the process then holds, and what was planned.
+_FILL = """
+import json, os, sys
+import numpy as np
+from octavo.engine.request import EngineRequest
+from octavo.frontend.loading import load_engine
+from octavo.frontend.options import EngineOptions
+from octavo.sampling.params import SamplingParams
+
+options = json.loads(sys.argv[1])
+loaded = load_engine(EngineOptions(**options))
+engine, chance = loaded.engine, np.random.default_rng(0)
+params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+for number in range(10_000):
+    stats = engine.stats()
+    if stats.free_blocks == 0 or stats.evictions:
+        break
+    length = min(1024, loaded.plan.num_blocks * 16 - 17)
+    prompt = chance.integers(10, loaded.vocab_size - 1, length, dtype=np.int32)
+    engine.add(EngineRequest(str(number), prompt, params, eos_ids=(2,)))
+    while engine.has_work():
+        engine.step()
+pages = int(open("/proc/self/statm").read().split()[1])
+plan = loaded.plan
+needed = plan.weights_bytes + plan.kv_bytes + plan.arena_bytes
+print(json.dumps({"resident": pages * os.sysconf("SC_PAGESIZE"), "planned": plan.total_bytes, "needed": needed}))
+"""
+_MEMORY_LINES = {
+    "resident": "resident",
+    "planned": "planned, with the reserve",
+    "needed": "planned: weights, KV pool, arena",
+}
 _PREFILL_ROOM = 64  # positions kept free after a context for the decode steps that are timed
 
 
@@ -89,11 +123,12 @@ class Sizes:
     output: Sequence[int] = (128, 512, 1024, 2048, 4096)
     waiting: Sequence[int] = (1, 10, 100, 1000, 3000, 10_000)
     cached: Sequence[int] = (1000, 10_000, 100_000, 1_000_000)
+    pool: Sequence[int] = (128, 512, 2048)
     decode_steps: int = 32
     engine_steps: int = 500
 
 
-SMALL = Sizes((1, 4), (16, 64), (128, 256), (32, 64), (1, 100), (1000, 4000), 4, 30)
+SMALL = Sizes((1, 4), (16, 64), (128, 256), (32, 64), (1, 100), (1000, 4000), (64, 96), 4, 30)
 
 
 # --- with the model ---------------------------------------------------------------------------------------------------
@@ -239,6 +274,24 @@ def measure_threads(model: Model, sizes: Sizes) -> list[Curve]:
     return [curve]
 
 
+def measure_memory(model: Model, sizes: Sizes) -> list[Curve]:
+    curve = Curve("memory", "Memory with the KV pool full, by its blocks", "KV blocks", "megabytes")
+    for blocks in sizes.pool:
+        options = {
+            "model": str(model.path),
+            "quantization": model.quantization,
+            "threads": model.threads,
+            "num_gpu_blocks_override": blocks,
+            "max_model_len": min(1040, blocks * 16),
+        }
+        done = subprocess.run([sys.executable, "-c", _FILL, json.dumps(options)], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{blocks} blocks: {done.stderr[-2000:]}")
+        for line, value in json.loads(done.stdout).items():
+            curve.add(_MEMORY_LINES[line], blocks, value / 1e6)
+    return [curve]
+
+
 def within(sizes: Sequence[int], limit: int, what: str) -> list[int]:
     """The sizes the model takes, its limit in place of the first that is beyond it."""
     fitting = [size for size in sizes if size <= limit]
@@ -344,6 +397,7 @@ CURVES: dict[str, Callable[[Model, Sizes], list[Curve]]] = {
     "context": measure_context,
     "output": measure_output,
     "threads": measure_threads,
+    "memory": measure_memory,
 }
 
 
