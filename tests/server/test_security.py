@@ -169,8 +169,6 @@ def test_a_right_key_is_let_in(guarded: RunningServer) -> None:
 
 def test_a_key_cannot_cancel_what_runs_for_another() -> None:
     with ScriptedServer(held=True, api_key=["alice:one", "bob:two"]) as server:
-        from tests.server.scripted import finish, generate, status_of
-
         running = generate(
             server, "/generate", 5, "Authorization: Bearer one", "X-Request-Id: mine", "Connection: close"
         )
