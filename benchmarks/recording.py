@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -15,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from octavo.benchmarking.record import model_sha256
 from octavo.planning.hardware import probe
 
 __all__ = ["RESULTS", "command", "dashed", "machine", "model_sha256", "provenance", "versions", "write"]
@@ -55,16 +55,6 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 def command(words: Iterable[str]) -> str:
     """A command line in which every file that is there goes by its name alone: its folder is nobody's business."""
     return shlex.join(_without_folder(word) for word in words)
-
-
-def model_sha256(model: Path) -> str:
-    """SHA-256 of a .gguf file, or of a directory's weight files one after another in the order of their names."""
-    digest = hashlib.sha256()
-    for file in [model] if model.is_file() else sorted(model.glob("*.safetensors")):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def dashed(text: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.benchmarking.workload import random_prompts
+from octavo.cli.bench.machine import thread_counts
 from octavo.cli.main import main
 from tests.cli.fakes import FakeLLM, FakeTokenizer, install
 
@@ -65,6 +66,7 @@ def test_a_record_holds_all_that_the_figures_depend_on(
 ) -> None:
     record, _ = measured(capsys, monkeypatch, "prefill", "--rounds", "1", "--threads", "2")
     assert {"machine", "versions", "model", "form", "command", "date", "input_len"} <= record.keys()
+    assert len(record["model_sha256"]) == 64
     assert {"cpu", "isa", "threads", "memory_bytes", "huge_pages"} <= record["machine"].keys()
     assert record["machine"]["threads"] == 2
     assert {"octavo", "python", "numpy"} <= record["versions"].keys()
@@ -97,4 +99,10 @@ def test_the_profile_is_printed_beside_the_figures(
 def test_the_machine_itself_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "machine", "--json", "--threads", "1"]) == 0
     record = json.loads(capsys.readouterr().out)
-    assert all(record[name] > 0 for name in ("dram_GBps", "l3_GBps", "fp32_GFLOPS", "bf16_GFLOPS", "int8_GOPS"))
+    names = ("dram_GBps", "l3_GBps", "l2_GBps", "fp32_GFLOPS", "bf16_GFLOPS", "int8_GOPS")
+    assert all(record[name] > 0 for name in names)
+    assert record["by_threads"] == [{"threads": 1, **{name: record[name] for name in names}}]
+
+
+def test_the_machine_is_measured_at_growing_numbers_of_threads() -> None:
+    assert [thread_counts(most) for most in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]

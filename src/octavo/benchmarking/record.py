@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shlex
 import statistics
@@ -9,11 +10,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from octavo.planning.hardware import probe
 
-__all__ = ["machine_description", "make_record", "median_of_rounds", "provenance", "safe_command"]
+__all__ = ["machine_description", "make_record", "median_of_rounds", "model_sha256", "provenance", "safe_command"]
 
 _SECRETS = ("--api-key", "--header")
 
@@ -51,6 +53,16 @@ def provenance(threads: int | None = None) -> dict[str, Any]:
         "command": safe_command(sys.argv[1:]),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def model_sha256(model: Path) -> str:
+    """SHA-256 of a .gguf file, or of a directory's weight files one after another in the order of their names."""
+    digest = hashlib.sha256()
+    for file in [model] if model.is_file() else sorted(model.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 def safe_command(arguments: Sequence[str]) -> str:

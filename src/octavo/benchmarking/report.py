@@ -76,10 +76,23 @@ def comparison_report(comparison: Comparison, about: Mapping[str, Any], *, title
         "<h2>Medians</h2>",
         *(_medians(comparison, level) for level in comparison.levels),
         "<h2>What the figures depend on</h2>",
-        f"<pre>{escape(json.dumps(dict(about), indent=1, default=str))}</pre>",
+        f"<pre>{escape(json.dumps({**_measured(comparison), **about}, indent=1, default=str))}</pre>",
         "</body></html>",
     ]
     return "\n".join(parts)
+
+
+_SETTINGS = ("backend", "dataset_name", "num_prompts", "request_rate", "burstiness", "tokenizer_id", "definitions")
+
+
+def _measured(comparison: Comparison) -> dict[str, Any]:
+    """What was measured: the settings all runs share, and of each server its model and what it says of itself."""
+    first = comparison.samples[0].result
+    servers = {}
+    for one in comparison.samples:
+        about = {"model": one.result.get("model_id"), "model_sha256": one.result.get("model_sha256")}
+        servers[one.server] = {**about, **one.result.get("server", {})}
+    return {**{name: first.get(name) for name in _SETTINGS}, "servers": servers}
 
 
 def _headline(comparison: Comparison, machine: Mapping[str, Any], about: Mapping[str, Any]) -> str:

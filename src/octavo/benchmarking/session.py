@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import math
 import random
@@ -24,6 +25,7 @@ from octavo.benchmarking.figures import detailed, summarise
 from octavo.benchmarking.load import Counts, Shot, drive
 from octavo.benchmarking.options import BenchOptions
 from octavo.benchmarking.progress import showing
+from octavo.benchmarking.record import model_sha256
 from octavo.benchmarking.speculation import counters, speculation
 from octavo.benchmarking.workload import WordSource
 from octavo.errors import ConfigError, OctavoError
@@ -149,12 +151,14 @@ async def measure(
 
 def _settings(server: Server, options: BenchOptions, tokenizer_id: str, count: int) -> dict[str, Any]:
     rate: float | str = options.request_rate
+    root = local_root(server)
     return {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
         "backend": options.backend,
         "endpoint_type": options.backend,
         "label": options.label,
         "model_id": server.model,
+        "model_sha256": None if root is None else _hash(root),
         "tokenizer_id": tokenizer_id,
         "num_prompts": count,
         "request_rate": "inf" if math.isinf(options.request_rate) else rate,
@@ -337,3 +341,8 @@ def _cpu_seconds() -> float:
 def local_root(server: Server) -> str | None:
     """Where the served model is on this machine, if it is."""
     return server.root if server.root is not None and Path(server.root).exists() else None
+
+
+@functools.cache
+def _hash(root: str) -> str:
+    return model_sha256(Path(root))

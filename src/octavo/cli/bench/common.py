@@ -15,7 +15,19 @@ if TYPE_CHECKING:
     from octavo.frontend.llm import LLM
     from octavo.sampling.params import SamplingParams
 
-__all__ = ["AsJson", "InputLen", "OutputLen", "Profile", "Rounds", "form_name", "greedy", "prompts", "start", "stop"]
+__all__ = [
+    "AsJson",
+    "InputLen",
+    "OutputLen",
+    "Profile",
+    "Rounds",
+    "about_model",
+    "form_name",
+    "greedy",
+    "prompts",
+    "start",
+    "stop",
+]
 
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds to measure, after one that is not counted.")]
 InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt (random words).")]
@@ -63,6 +75,15 @@ def greedy(output_len: int) -> SamplingParams:
     from octavo.sampling.params import SamplingParams
 
     return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
+
+
+def about_model(model: str, quantization: opt.Quantization | None) -> dict[str, str]:
+    """Which model it was, and in which form, as recorded."""
+    from octavo.benchmarking.record import model_sha256
+    from octavo.weights.hub import resolve_model
+
+    form = form_name(quantization)
+    return {"model": model, "model_sha256": model_sha256(resolve_model(model)), "form": form}
 
 
 def form_name(quantization: opt.Quantization | None) -> str:

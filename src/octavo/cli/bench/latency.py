@@ -46,8 +46,7 @@ def latency(
         "latency",
         median_of_rounds(measured),
         threads=threads,
-        model=model,
-        form=common.form_name(quantization),
+        **common.about_model(model, quantization),
         input_len=input_len,
         output_len=output_len,
     )

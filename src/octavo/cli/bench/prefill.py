@@ -43,8 +43,7 @@ def prefill(
         "prefill",
         median_of_rounds(measured),
         threads=threads,
-        model=model,
-        form=common.form_name(quantization),
+        **common.about_model(model, quantization),
         input_len=input_len,
     )
     emit(record, as_json=json)
