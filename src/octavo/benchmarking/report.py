@@ -19,7 +19,7 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 1280px; margin: 2rem au
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } .about { opacity: .75; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .6rem 0; }
 th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child, td.left { text-align: left; } tr:hover { background: var(--soft); }
+th:first-child, td:first-child, .left { text-align: left; } tr:hover { background: var(--soft); }
 .good { color: #00805a; } .bad { color: #c04a00; } .spread { opacity: .7; font-size: .9em; }
 .plots { display: flex; flex-wrap: wrap; gap: 1rem; } svg { max-width: 100%; height: auto; }
 .key { display: inline-block; width: .8em; height: .8em; margin-right: .4em; border-radius: 2px; }
@@ -113,7 +113,10 @@ def _legend(comparison: Comparison) -> str:
 
 def _ratio_rows(comparison: Comparison) -> str:
     first = escape(comparison.servers[0])
-    head = f"<tr><th>load</th><th>figure</th><th>{first}</th><th>other</th><th></th><th>ratio</th><th>spread</th></tr>"
+    head = (
+        f'<tr><th>load</th><th class="left">figure</th><th>{first}</th><th class="left">other</th><th></th>'
+        "<th>ratio</th><th>spread</th></tr>"
+    )
     rows = []
     for one in ratios(comparison):
         better = (one.median > 1) == one.more_is_better
