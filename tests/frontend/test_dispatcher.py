@@ -121,7 +121,10 @@ async def test_requests_end_the_same_whenever_the_engine_crashes() -> None:
 
             link.crash = crash
             assert await run_all(llm) == undisturbed
-            assert link.starts == llm.engine_restarts + 1
+            # The last crash may come after the last answer: then the engine is still being replaced.
+            async with asyncio.timeout(30):
+                while link.starts != llm.engine_restarts + 1:
+                    await asyncio.sleep(0.001)
 
 
 @settings(max_examples=15, deadline=None)

@@ -173,3 +173,39 @@ def test_all_generations_of_an_answer_are_cancelled_by_its_id() -> None:
         server.gate.open()
         assert finish(streaming).count(b'"finish_reason":"abort"') == 3
         server.assert_idle()
+
+
+def test_ids_that_clients_choose_never_clash_in_the_engine() -> None:
+    completion = {"prompt": "x", "max_tokens": 5}
+    asked = [
+        ("/v1/completions", completion | {"prompt": ["x", "y"]}, "X-Request-Id: q"),
+        ("/v1/completions", completion, "X-Request-Id: q-0"),  # as the engine calls the first prompt above
+        ("/v1/completions", completion | {"request_id": "z"}, "X-Other: 1"),
+        ("/v1/completions", completion, "X-Request-Id: z"),
+        ("/generate", body(), "X-Request-Id: cmpl-z"),
+    ]
+    with ScriptedServer(alphabet, held=True) as server:
+        running = []
+        for place, (path, content, header) in enumerate(asked):
+            running.append(server.connect())
+            running[-1].sendall(post(path, content, header, CLOSE))
+            server.until(lambda wanted=place + 2: server.serving.llm.num_running == wanted)
+        server.gate.open()
+        assert [status_of(finish(connection)) for connection in running] == [200] * 5
+        server.assert_idle()
+        assert server.serving.engine_ids == set()
+
+
+def test_an_id_may_be_used_again_while_the_engine_has_yet_to_drop_the_request_that_had_it() -> None:
+    with ScriptedServer(alphabet, held=True) as server:
+        first = generate(server, "/generate_stream", 50, "X-Request-Id: again")
+        server.gate.let(1)
+        server.until(lambda: server.gate.reached == 2)  # and is held, so it takes no command
+        first.close()
+        server.until(lambda: not server.serving.calls)
+        assert server.serving.llm.is_running("again")
+        second = generate(server, "/generate", 5, "X-Request-Id: again", CLOSE)
+        server.until(lambda: server.serving.llm.num_running == 2)
+        server.gate.open()
+        assert status_of(finish(second)) == 200
+        server.assert_idle()

@@ -262,6 +262,10 @@ class AsyncLLM:
         """The process, sizes and limits of the engine; of the last one while it is being replaced."""
         return self._link.info
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of this id was accepted and has not ended; one that is aborted ends a moment later."""
+        return self._dispatcher.is_running(request_id)
+
     def has_started(self, request_id: str) -> bool:
         """Whether an engine has begun to compute a request; true also for one that has ended or is unknown."""
         return self._dispatcher.has_started(request_id)

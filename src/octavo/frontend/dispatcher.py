@@ -177,6 +177,10 @@ class Dispatcher:
         with self._lock:
             return sum(1 for stream in self._streams.values() if stream.state.metrics.scheduled_time is None)
 
+    def is_running(self, request_id: str) -> bool:
+        """Whether a request of this id was accepted and has not ended."""
+        return request_id in self._streams
+
     def has_started(self, request_id: str) -> bool:
         """Whether something was computed for a request; true also when it has ended or is unknown."""
         stream = self._streams.get(request_id)

@@ -158,6 +158,7 @@ class Call:
             add_special_tokens=add_special_tokens,
             tenant=self.tenant,
         )
+        self.serving.engine_ids.add(engine_id)
         deadline = _Deadline(self, engine_id, options.request_timeout, options.queue_timeout)
         self._generations[engine_id] = deadline
         record = self.record
@@ -188,6 +189,7 @@ class Call:
         finally:
             deadline.close()
             del self._generations[engine_id]
+            self.serving.engine_ids.discard(engine_id)
             await stream.aclose()
 
     @property
@@ -205,12 +207,13 @@ class Call:
         """A generation was ended from outside: a reader that waits for something else should read on, to notice."""
 
     def _engine_id(self, wanted: str | None) -> str:
-        """An id no running request has, even when two clients give the same X-Request-Id."""
+        """An id no running request has, whatever ids other clients chose for theirs."""
         if wanted is None:
             wanted = self.request_id if self._count == 0 else f"{self.request_id}-{self._count}"
         self._count += 1
-        same = self.serving.calls.get(self.request_id, ())
-        if wanted in self._generations or any(wanted in call._generations for call in same):
+        serving = self.serving
+        # One whose client left a moment ago may still be in the engine, the longer when that is being replaced.
+        if wanted in serving.engine_ids or serving.llm.is_running(wanted):
             return f"{wanted}-{uuid.uuid4().hex[:8]}"
         return wanted
 

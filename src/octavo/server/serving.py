@@ -29,8 +29,9 @@ def _created() -> int:
 class Serving:
     """One model being served. ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM.
 
-    ``calls`` holds the calls that are being answered by their request id; ``chat_template`` is the text of the chat
-    template to use in place of the model's own, ``observer`` counts and ``tracer`` traces what happens.
+    ``calls`` holds the calls that are being answered by their request id, ``engine_ids`` the engine's ids of what is
+    being generated for them; ``chat_template`` is the text of the chat template to use in place of the model's own,
+    ``observer`` counts and ``tracer`` traces what happens.
     """
 
     llm: AsyncLLM
@@ -43,6 +44,7 @@ class Serving:
     created: int = field(default_factory=_created)
     draining: bool = False
     calls: dict[str, set[Call]] = field(default_factory=dict)
+    engine_ids: set[str] = field(default_factory=set)
 
     def check_model(self, name: str | None) -> str:
         """The name a request gets its answer under: the one it asked for, or the first when it named none.

@@ -274,6 +274,17 @@ def test_a_malformed_body_is_a_422_that_names_the_field(server: RunningServer, b
     assert said in response.json()["error"]
 
 
+@pytest.mark.parametrize("path", ["/", "/generate", "/generate_stream", "/invocations", "/tokenize", "/vertex"])
+def test_a_body_nested_deeper_than_can_be_read_is_the_clients_fault_on_every_route(
+    server: RunningServer, path: str
+) -> None:
+    with server.client() as client:
+        for name in (b"inputs", b"prompt"):
+            content = b'{"%b":' % name + b"[" * 20_000 + b"]" * 20_000 + b"}"
+            response = client.post(path, content=content, headers={"Content-Type": "application/json"})
+            assert 400 <= response.status_code < 500, response.text
+
+
 def test_stream_says_on_each_route_what_it_means(server: RunningServer) -> None:
     assert post(server, "/generate", {"inputs": "a", "stream": True}).status_code == 422
     assert post(server, "/generate_stream", {"inputs": "a", "stream": False}).status_code == 422

@@ -29,10 +29,10 @@ _decoder = msgspec.json.Decoder(_Fields)
 
 
 def shape_of(body: bytes) -> Shape:
-    """The kind of a body; one that is no JSON object, or has none of the fields, is ``other``."""
+    """The kind of a body; one that is no JSON object, is nested too deeply, or has none of the fields, is ``other``."""
     try:
         fields = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Shape.other
     for shape in (Shape.generate, Shape.chat, Shape.completion):
         if getattr(fields, shape.value) is not UNSET:
