@@ -31,13 +31,15 @@ class BenchOptions:
     backend: str = _option("openai", "protocol: openai (= vllm; completions), openai-chat or tgi")
     endpoint: str | None = _option(None, "path of the route; default: the protocol's")
     model: str | None = _option(None, "model name to ask for; default: the first of the server's /v1/models")
-    served_model_name: str | None = _option(None, "name to ask for where --model says which model it is")
+    served_model_name: str | None = _option(
+        None, "name to ask for where --model says which model it is; default: the same"
+    )
     tokenizer: str | None = _option(
         None, "model whose tokenizer makes and counts texts; default: the served one's if it is here, else octavo's"
     )
     header: tuple[str, ...] = _option((), "further header KEY=VALUE; may be given several times")
-    api_key: str | None = _option(None, "sent as a bearer token", envvar="OPENAI_API_KEY")
-    extra_body: str | None = _option(None, "JSON object whose fields are added to each request")
+    api_key: str | None = _option(None, "sent as a bearer token; default: none", envvar="OPENAI_API_KEY")
+    extra_body: str | None = _option(None, "JSON object whose fields are added to each request; default: none")
     request_id_prefix: str | None = _option(None, "what the X-Request-Id headers begin with; default: made up")
     insecure: bool = _option(False, "do not check certificates")
     keep_alive: bool = _option(True, "use connections again; else one for each request")
@@ -54,9 +56,11 @@ class BenchOptions:
         1.0, "shape of the gamma distribution of gaps: 1 Poisson, below burstier, above more even", above=0.0
     )
     max_concurrency: int | None = _option(None, "most requests in flight; default: no limit", least=1)
-    ramp_up_strategy: str | None = _option(None, "let the rate grow from start to end", choices=_RAMPS)
-    ramp_up_start_rps: float | None = _option(None, "rate of the first request", above=0.0)
-    ramp_up_end_rps: float | None = _option(None, "rate of the last request", above=0.0)
+    ramp_up_strategy: str | None = _option(
+        None, "let the rate grow from start to end; default: it stays", choices=_RAMPS
+    )
+    ramp_up_start_rps: float | None = _option(None, "rate of the first request; default: no ramp", above=0.0)
+    ramp_up_end_rps: float | None = _option(None, "rate of the last request; default: no ramp", above=0.0)
     num_warmups: int = _option(0, "requests before the measurement", least=0)
     probe_request_rate: float = _option(0.0, "one-token requests a second beside the load, reported apart", least=0.0)
     self_timed: bool = _option(False, "send requests when the trace says")
@@ -66,11 +70,13 @@ class BenchOptions:
     dataset_name: str = _option(
         "random", "random, sharegpt, prefix_repetition, custom (JSONL), timed_trace (JSONL) or agents"
     )
-    dataset_path: str | None = _option(None, "the data set's file")
+    dataset_path: str | None = _option(None, "the data set's file; default: none, as not every data set has one")
     disable_shuffle: bool = _option(False, "keep the order of the data set")
     no_oversample: bool = _option(False, "send fewer requests rather than some twice when the file has too few")
-    input_len: int | None = _option(None, "prompt tokens, for any data set that makes its prompts", least=1)
-    output_len: int | None = _option(None, "answer tokens, for any data set", least=1)
+    input_len: int | None = _option(
+        None, "prompt tokens, for any data set that makes its prompts; default: the data set's", least=1
+    )
+    output_len: int | None = _option(None, "answer tokens, for any data set; default: the data set's", least=1)
     random_input_len: int = _option(1024, "random: prompt tokens", least=1)
     random_output_len: int = _option(128, "random: answer tokens", least=1)
     random_range_ratio: float = _option(0.0, "random: lengths vary by this share both ways", least=0.0, below=1.0)
@@ -87,7 +93,7 @@ class BenchOptions:
 
     # How tokens are chosen.
     ignore_eos: bool = _option(False, "go on to the full length whatever the model says")
-    logprobs: int | None = _option(None, "likeliest tokens to report with each token", least=0)
+    logprobs: int | None = _option(None, "likeliest tokens to report with each token; default: none", least=0)
     temperature: float | None = _option(0.0, "0: the likeliest token, so that all servers do the same", least=0.0)
     top_p: float | None = _option(None, "as in a request; default: the server's")
     top_k: int | None = _option(None, "as in a request; default: the server's")

@@ -57,34 +57,38 @@ _OWN: dict[str, tuple[Any, Any]] = {
         Annotated[
             int | None,
             typer.Option(
-                "--rounds", min=1, help="How often, with other work each time. Default: 5 with --compare, else 1."
+                "--rounds", min=1, help="How often, with other work each time; default: 5 with --compare, else 1."
             ),
         ],
         None,
     ),
     "sweep": (
         Annotated[
-            str | None, typer.Option("--sweep", help="Several values of --max-concurrency, such as 1,2,4,8,16,32.")
+            str | None,
+            typer.Option("--sweep", help="Several values of --max-concurrency, such as 1,2,4,8; default: that one."),
         ],
         None,
     ),
     "sweep_rate": (
         Annotated[
-            str | None, typer.Option("--sweep-rate", help="Several values of --request-rate, such as 1,2,4,inf.")
+            str | None,
+            typer.Option("--sweep-rate", help="Several values of --request-rate, such as 1,2,inf; default: that one."),
         ],
         None,
     ),
     "report": (
         Annotated[
             Path | None,
-            typer.Option("--report", help=f"HTML file with plots to write. Default with --compare: {_REPORT}."),
+            typer.Option("--report", help=f"HTML file with plots to write; default: {_REPORT} with --compare."),
         ],
         None,
     ),
     "scenario": (
         Annotated[
             Literal["chat", "rag", "batch", "long-context", "agents", "voice"] | None,
-            typer.Option("--scenario", help="Options that stand for a use, each of which can be given otherwise."),
+            typer.Option(
+                "--scenario", help="Options that stand for a use, each of which can be given otherwise; default: none."
+            ),
         ],
         None,
     ),
