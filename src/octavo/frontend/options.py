@@ -68,9 +68,7 @@ class EngineOptions:
     block_size: int = _option(16, "tokens in a KV cache block")
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of equal prompt beginnings")
     memory_utilization: float = _option(0.9, "share of the memory limit (cgroup or machine) octavo may plan with")
-    kv_cache_bytes: int | None = _option(
-        None, "size of the KV cache in bytes; default: what memory_utilization gives"
-    )
+    kv_cache_bytes: int | None = _option(None, "size of the KV cache in bytes; default: what memory_utilization gives")
     num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks; default: computed")
     scheduling_policy: Literal["fcfs", "priority", "shortest", "fair"] = _option(
         "fcfs", "order of admission: fcfs, priority, shortest or fair (tenants take turns)"
