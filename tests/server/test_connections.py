@@ -241,3 +241,27 @@ def test_an_upgrade_sent_ahead_does_not_get_into_an_answer(server: ScriptedServe
     assert b"101" not in answer.partition(b"\r\n")[0]
     assert answer.endswith(b"0\r\n\r\n")
     assert_well(server)
+
+
+def test_a_stream_to_a_client_of_http_1_0_comes_without_chunks_and_ends_with_the_connection() -> None:
+    with ScriptedServer(alphabet) as server:
+        new = post("/generate_stream", body(8), "Connection: close")
+        old = server.raw(new.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, answer = old.partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        events = answer.split(b"\n\n")
+        assert events.pop() == b""
+        assert len(events) == 8
+        assert all(event.startswith(b"data:") and b"\r" not in event for event in events)
+        sized = server.raw(post("/generate", body(3)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+        assert b"content-length" in sized.lower()
+        assert b"connection: close" in sized.lower()
+        server.assert_idle()
+
+
+def test_a_compressed_body_is_refused_by_name() -> None:
+    with ScriptedServer(alphabet) as server, server.client() as client:
+        for path in ("/generate", "/v1/completions"):
+            response = client.post(path, content=b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+            assert response.status_code in (400, 415)
+            assert "gzip" in response.text

@@ -83,13 +83,17 @@ class Call:
     # -- the body
 
     async def read(self, type_: type[T]) -> T:
-        """The JSON body as ``type_``. A body that is too long, too slow, no JSON or not of the type is a Failure."""
+        """The JSON body as ``type_``; a Failure when it is too long, too slow, compressed or no JSON of that type."""
         content_type = self.request.headers.get("content-type")
         if content_type is not None:
             media_type = content_type.partition(";")[0].strip().lower()
             if media_type != "application/json" and not media_type.endswith("+json"):
                 message = f"The body must be application/json, got {media_type[:100]}."
                 raise Failure(Kind.unsupported_media, message)
+        coding = self.request.headers.get("content-encoding", "identity").strip().lower()
+        if coding != "identity":
+            message = f"The body must come as it is, not in the coding {coding[:100]}."
+            raise Failure(Kind.unsupported_media, message, headers={"Accept-Encoding": "identity"})
         decoder: msgspec.json.Decoder[T] = _decoder(type_)  # type: ignore[arg-type]  # types can be hashed
         body = await self.body()
         try:

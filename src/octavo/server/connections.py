@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -17,6 +18,7 @@ from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
     import uvicorn
+    from uvicorn._types import ASGISendEvent
     from uvicorn.server import ServerState
 
 __all__ = ["ConnectionLimits", "GuardedProtocol"]
@@ -216,6 +218,8 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.cycle.transport = _Ending(self)  # type: ignore[assignment]
+            if self.scope["http_version"] == "1.0":
+                self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
         if not self.pipeline:
             self._active = self.cycle
         else:
@@ -308,6 +312,28 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
         else:
             self.close_now()
+
+
+class _Unchunked:
+    """Sends an answer to a client of HTTP/1.0, which knows no chunks: one without a length ends with the connection."""
+
+    __slots__ = ("_cycle", "_send", "_sized")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._sized = True
+
+    async def __call__(self, message: ASGISendEvent) -> None:
+        if message["type"] == "http.response.start":
+            self._sized = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if not self._sized:
+                self._cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and not self._sized:
+            # uvicorn counts down to the last piece; before that, any piece is short enough.
+            more = message.get("more_body", False)
+            self._cycle.expected_content_length = sys.maxsize if more else len(message.get("body", b""))
+        await self._send(message)
 
 
 class _Ending:
