@@ -42,7 +42,7 @@ _HEAVY = 16
 # Readers are paused early and the KV cache is small, so that pauses and preemptions happen often.
 _SERVER_OPTIONS = (
     *("--max-model-len", "2048", "--max-unread-tokens", "32"),
-    *("--num-gpu-blocks-override", "320"),
+    *("--num-gpu-blocks-override", "160"),
 )
 
 # Gauges that count what is going on: all of them are 0 when nothing is.
