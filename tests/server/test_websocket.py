@@ -352,6 +352,20 @@ def test_a_cancelled_request_ends_and_the_socket_goes_on(server: RunningServer) 
     idle(server)
 
 
+def test_a_request_cancelled_before_it_begins_ends_once_and_its_id_is_free(server: RunningServer) -> None:
+    with client(server) as socket:
+        for _ in range(websocket.MAX_REQUESTS + 5):  # as one that stayed would take a place
+            for _ in range(2):
+                socket.send(type="start", id="a", **LONG)
+                socket.send(type="cancel", id="a")
+            for _ in range(2):
+                while (frame := socket.take())["type"] != "end":
+                    assert frame["type"] in ("started", "delta"), frame
+                assert frame["finish_reason"] == "abort"
+        socket.send(type="cancel", id="a")
+        assert socket.error()["code"] == 404
+
+
 def test_a_request_without_credits_left_can_be_cancelled(server: RunningServer) -> None:
     with client(server) as socket:
         socket.start("a", **LONG, credits=3)

@@ -275,8 +275,12 @@ class _Session:
         assert request.task is not None
         request.task.cancel()
         await asyncio.wait([request.task])
+        if self._requests.get(request.id) is request:  # a task that is cancelled before it begins tidies up nothing
+            del self._requests[request.id]
         if request.task.cancelled():  # else it had ended, and said so
             await self._send(frame("end", request.id, finish_reason="abort", stop_reason=None, usage=request.usage()))
+        if self._draining:
+            self.drain()
 
     # -- one request
 
