@@ -7,8 +7,9 @@ import json
 import random
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from http_client import Address
@@ -63,7 +64,7 @@ def _raw(*lines: str, body: bytes = b"") -> bytes:
 
 # --- bodies -----------------------------------------------------------------------------------------------------------
 
-_PROMPT = {
+_PROMPT: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "Hi"},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
 }
@@ -84,15 +85,15 @@ def bad_bodies(chance: random.Random) -> list[tuple[str, str, bytes]]:
     for field, values in _WRONG_TGI.items():
         for value in values:
             path = chance.choice(_TGI)
-            body = {"inputs": "Hi", "parameters": {field: value}}
-            found.append((f"{path} {field} {_short(value)}", path, _encode(body)))
+            wrong: dict[str, Any] = {"inputs": "Hi", "parameters": {field: value}}
+            found.append((f"{path} {field} {_short(value)}", path, _encode(wrong)))
     for value in (None, 5, [], {}, "", ["a"], "word " * 300_000):
         found.append((f"/generate inputs {_short(value)}", "/generate", _encode({"inputs": value})))
     for value in (5, {}, None, [None], [[1.5]], [-1], [10**12], [1 << 70], [[]], "word " * 300_000, [["a"]]):
         found.append((f"prompt {_short(value)}", "/v1/completions", _encode({"prompt": value, "max_tokens": 1})))
     for value in _WRONG_MESSAGES:
-        body = {"messages": value, "max_tokens": 1}
-        found.append((f"messages {_short(value)}", "/v1/chat/completions", _encode(body)))
+        wrong = {"messages": value, "max_tokens": 1}
+        found.append((f"messages {_short(value)}", "/v1/chat/completions", _encode(wrong)))
     return found
 
 
@@ -188,46 +189,41 @@ def _short(value: object) -> str:
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Callable[[], BadRequest]]:
-    """Makers of bad requests, one for each kind; those with chance in them make another each time."""
-    chance = random.Random(seed)
-    makers: list[Callable[[], BadRequest]] = []
+def _bad(name: str, *pieces: bytes, **more: Any) -> BadRequest:
+    return BadRequest(name, pieces, **more)
 
-    def fixed(name: str, *pieces: bytes, **more: Any) -> None:
-        request = BadRequest(name, pieces, **more)
-        makers.append(lambda: request)
 
-    for name, path, body in bad_bodies(chance):
-        fixed(name, _post(path, body), statuses=_REFUSALS - {0, 501}, typed=True)
-
-    # Heads that are not HTTP's.
-    fixed("connect and close", cut=True)
-    fixed("TLS hello", bytes.fromhex("16030100c8010000c40303") + bytes(190), half_close=True)
-    fixed("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(40), half_close=True)
-    fixed("no version", b"GET /health\r\n\r\n", statuses=_REFUSALS | {200}, half_close=True)
-    fixed("version 9.9", _raw("GET /health HTTP/9.9", "Host: x"), half_close=True)
-    fixed("method of no RFC", _raw("BREW /health HTTP/1.1", "Host: x", "Connection: close"))
-    fixed("lower-case method", _raw("get /health HTTP/1.1", "Host: x", "Connection: close"))
-    fixed("TRACE", _raw("TRACE / HTTP/1.1", "Host: x", "Connection: close"))
-    fixed("CONNECT", _raw("CONNECT 127.0.0.1:1 HTTP/1.1", "Host: x", "Connection: close"), half_close=True)
-    fixed("header without colon", _raw("GET /health HTTP/1.1", "Host: x", "nonsense"), half_close=True)
-    fixed("zero byte in a header", b"GET /health HTTP/1.1\r\nHost: x\r\nA: a\x00b\r\n\r\n", half_close=True)
-    fixed("space before the colon", _raw("GET /x HTTP/1.1", "Host: x", "A : b", "Connection: close"))
-    fixed("control bytes in the path", b"GET /\x01\x02\x7f HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    fixed("bad percent escapes", _raw("GET /%zz%ff%00/%2e%2e HTTP/1.1", "Host: x", "Connection: close"))
-    fixed("path above the root", _raw("GET /ui/../../../../etc/passwd HTTP/1.1", "Host: x", "Connection: close"))
-    fixed(
+def _bad_heads() -> Iterator[BadRequest]:
+    """Heads that are not HTTP's."""
+    yield _bad("connect and close", cut=True)
+    yield _bad("TLS hello", bytes.fromhex("16030100c8010000c40303") + bytes(190), half_close=True)
+    yield _bad("HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(40), half_close=True)
+    yield _bad("no version", b"GET /health\r\n\r\n", statuses=_REFUSALS | {200}, half_close=True)
+    yield _bad("version 9.9", _raw("GET /health HTTP/9.9", "Host: x"), half_close=True)
+    yield _bad("method of no RFC", _raw("BREW /health HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad("lower-case method", _raw("get /health HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad("TRACE", _raw("TRACE / HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad("CONNECT", _raw("CONNECT 127.0.0.1:1 HTTP/1.1", "Host: x", "Connection: close"), half_close=True)
+    yield _bad("header without colon", _raw("GET /health HTTP/1.1", "Host: x", "nonsense"), half_close=True)
+    yield _bad("zero byte in a header", b"GET /health HTTP/1.1\r\nHost: x\r\nA: a\x00b\r\n\r\n", half_close=True)
+    yield _bad("space before the colon", _raw("GET /x HTTP/1.1", "Host: x", "A : b", "Connection: close"))
+    yield _bad("control bytes in the path", b"GET /\x01\x02\x7f HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    yield _bad("bad percent escapes", _raw("GET /%zz%ff%00/%2e%2e HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad("path above the root", _raw("GET /ui/../../../../etc/passwd HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad(
         "escaped path above the root",
         _raw("GET /ui/..%2f..%2f..%2fetc%2fpasswd HTTP/1.1", "Host: x", "Connection: close"),
     )
-    fixed("a path of 100 kB", _raw("GET /" + "a" * 100_000 + " HTTP/1.1", "Host: x", "Connection: close"))
-    fixed("a header of 1 MB", _raw("GET /no HTTP/1.1", "Host: x", "A: " + "a" * _MEBIBYTE, "Connection: close"))
-    fixed("5,000 headers", _raw("GET /no HTTP/1.1", "Host: x", *["A: b"] * 5000, "Connection: close"))
-    fixed("a head without end", b"GET /no HTTP/1.1\r\n" + b"A: b\r\n" * 50, half_close=True)
+    yield _bad("a path of 100 kB", _raw("GET /" + "a" * 100_000 + " HTTP/1.1", "Host: x", "Connection: close"))
+    yield _bad("a header of 1 MB", _raw("GET /no HTTP/1.1", "Host: x", "A: " + "a" * _MEBIBYTE, "Connection: close"))
+    yield _bad("5,000 headers", _raw("GET /no HTTP/1.1", "Host: x", *["A: b"] * 5000, "Connection: close"))
+    yield _bad("a head without end", b"GET /no HTTP/1.1\r\n" + b"A: b\r\n" * 50, half_close=True)
 
-    # Lengths and framings that lie.
+
+def _lying_lengths() -> Iterator[BadRequest]:
+    """Lengths and framings that lie."""
     for length in ("-1", "abc", "1e3", "99999999999999999999", "0x10", "+5", "5, 6"):
-        fixed(
+        yield _bad(
             f"Content-Length {length}",
             _raw(
                 "POST /v1/completions HTTP/1.1",
@@ -238,7 +234,7 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
             ),
             half_close=True,
         )
-    fixed(
+    yield _bad(
         "two lengths",
         _raw(
             "POST /v1/completions HTTP/1.1",
@@ -250,7 +246,7 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         ),
         half_close=True,
     )
-    fixed(
+    yield _bad(
         "a length and chunks",
         _raw(
             "POST /v1/completions HTTP/1.1",
@@ -263,7 +259,7 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         half_close=True,
     )
     for size in ("zz", "-5", "FFFFFFFFFFFFFFFF", "1" * 200):
-        fixed(
+        yield _bad(
             f"chunk of size {size[:20]}",
             _raw(
                 "POST /v1/completions HTTP/1.1",
@@ -274,21 +270,23 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
             ),
             half_close=True,
         )
-    fixed(
+    yield _bad(
         "unknown transfer coding",
         _raw("POST /v1/completions HTTP/1.1", "Host: x", "Transfer-Encoding: gzip", "Connection: close", body=b"abc"),
         half_close=True,
     )
-    fixed(
+    yield _bad(
         "a body of no length",
         _raw("POST /v1/completions HTTP/1.1", "Host: x", "Connection: close", body=_GOOD_BODY),
         half_close=True,
     )
 
-    # Too much.
+
+def _too_much(max_body_bytes: int) -> Iterator[BadRequest]:
+    """Bodies that are too large, or are said to be."""
     big = b'{"prompt": "' + b"a" * (max_body_bytes + 1000) + b'"}'
-    fixed("a body over the limit", _post("/v1/completions", big), statuses=frozenset({0, 413}))
-    fixed(
+    yield _bad("a body over the limit", _post("/v1/completions", big), statuses=frozenset({0, 413}))
+    yield _bad(
         "a huge length and no body",
         _post("/v1/completions", b"", length=10**12),
         statuses=frozenset({0, 413}),
@@ -296,7 +294,7 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
     )
     chunk = b"10000\r\n" + b"a" * 65536 + b"\r\n"
     chunks = [chunk] * (max_body_bytes // 65536 + 2)
-    fixed(
+    yield _bad(
         "chunks over the limit",
         _raw(
             "POST /generate HTTP/1.1",
@@ -308,14 +306,16 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         *chunks,
         statuses=frozenset({0, 413}),
     )
-    fixed(
+    yield _bad(
         "100-continue for too much",
         _post("/v1/completions", b"", "Expect: 100-continue", length=10**10),
         statuses=frozenset({0, 100, 413, 417}),
         half_close=True,
     )
 
-    # The wrong kind.
+
+def _wrong_kinds() -> Iterator[BadRequest]:
+    """Media types, methods and paths there are none of."""
     for kind in (
         "text/plain",
         "application/xml",
@@ -324,18 +324,24 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         "a" * 1000,
         "\x80\xff",
     ):
-        fixed(f"Content-Type {kind[:40]!r}", _post("/v1/completions", _GOOD_BODY, f"Content-Type: {kind}"), typed=True)
-    fixed(
+        yield _bad(
+            f"Content-Type {kind[:40]!r}", _post("/v1/completions", _GOOD_BODY, f"Content-Type: {kind}"), typed=True
+        )
+    yield _bad(
         "a body said to be gzip",
         _post("/v1/completions", _GOOD_BODY, "Content-Encoding: gzip"),
         statuses=_REFUSALS | {200},
     )
-    fixed("GET where POST is due", _raw("GET /v1/completions HTTP/1.1", "Host: x", "Connection: close"), typed=True)
-    fixed("DELETE", _raw("DELETE /v1/models HTTP/1.1", "Host: x", "Connection: close"), typed=True)
-    fixed("no such path", _raw("GET /no/such/path HTTP/1.1", "Host: x", "Connection: close"), typed=True)
-    fixed("no such model", _raw("GET /v1/models/no%2Fsuch HTTP/1.1", "Host: x", "Connection: close"), typed=True)
+    yield _bad(
+        "GET where POST is due", _raw("GET /v1/completions HTTP/1.1", "Host: x", "Connection: close"), typed=True
+    )
+    yield _bad("DELETE", _raw("DELETE /v1/models HTTP/1.1", "Host: x", "Connection: close"), typed=True)
+    yield _bad("no such path", _raw("GET /no/such/path HTTP/1.1", "Host: x", "Connection: close"), typed=True)
+    yield _bad("no such model", _raw("GET /v1/models/no%2Fsuch HTTP/1.1", "Host: x", "Connection: close"), typed=True)
 
-    # WebSockets.
+
+def _bad_sockets() -> Iterator[BadRequest]:
+    """WebSocket handshakes and frames that are wrong."""
     upgrade = [
         "GET /v1/stream HTTP/1.1",
         "Host: x",
@@ -345,9 +351,9 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
     ]
     anything = _REFUSALS | {101}
-    fixed("WebSocket elsewhere", _raw("GET /v1/completions HTTP/1.1", *upgrade[1:]), statuses=_REFUSALS | {403})
-    fixed("WebSocket without a key", _raw(*upgrade[:-1]), statuses=anything, half_close=True)
-    fixed(
+    yield _bad("WebSocket elsewhere", _raw("GET /v1/completions HTTP/1.1", *upgrade[1:]), statuses=_REFUSALS | {403})
+    yield _bad("WebSocket without a key", _raw(*upgrade[:-1]), statuses=anything, half_close=True)
+    yield _bad(
         "WebSocket version 99",
         _raw(*upgrade[:-2], "Sec-WebSocket-Version: 99", upgrade[-1]),
         statuses=anything,
@@ -366,65 +372,94 @@ def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Call
         "a close frame of one byte": b"\x88\x81\x00\x00\x00\x00a",
     }
     for name, frame in frames.items():
-        fixed(f"WebSocket: {name}", _raw(*upgrade), frame, pause=0.02, statuses=anything, half_close=True)
-        fixed(f"WebSocket cut: {name}", _raw(*upgrade), frame, pause=0.02, statuses=anything, cut=True)
+        yield _bad(f"WebSocket: {name}", _raw(*upgrade), frame, pause=0.02, statuses=anything, half_close=True)
+        yield _bad(f"WebSocket cut: {name}", _raw(*upgrade), frame, pause=0.02, statuses=anything, cut=True)
 
-    # Slow.
-    head = _raw(
-        "POST /v1/completions HTTP/1.1",
-        "Host: x",
-        "Content-Type: application/json",
-        f"Content-Length: {len(_GOOD_BODY)}",
-        "Connection: close",
+
+_GOOD_HEAD = _raw(
+    "POST /v1/completions HTTP/1.1",
+    "Host: x",
+    "Content-Type: application/json",
+    f"Content-Length: {len(_GOOD_BODY)}",
+    "Connection: close",
+)
+
+
+def _slow() -> Iterator[BadRequest]:
+    """Clients that take their time."""
+    yield _bad("a slow head, cut", *[_GOOD_HEAD[at : at + 20] for at in range(0, 120, 20)], pause=_LONG, cut=True)
+    yield _bad(
+        "a slow body, cut", _GOOD_HEAD, *[_GOOD_BODY[at : at + 10] for at in range(0, 40, 10)], pause=_LONG, cut=True
     )
-    fixed("a slow head, cut", *[head[at : at + 20] for at in range(0, 120, 20)], pause=_LONG, cut=True)
-    fixed("a slow body, cut", head, *[_GOOD_BODY[at : at + 10] for at in range(0, 40, 10)], pause=_LONG, cut=True)
-    fixed(
+    yield _bad(
         "a slow but good request",
-        head,
+        _GOOD_HEAD,
         *[_GOOD_BODY[at : at + 20] for at in range(0, len(_GOOD_BODY), 20)],
         pause=_LONG,
         statuses=frozenset({200}),
     )
-    fixed("silence, then cut", b"", b"", pause=2.0, cut=True)
+    yield _bad("silence, then cut", b"", b"", pause=2.0, cut=True)
 
-    # Cut.
-    fixed("a body cut short", head + _GOOD_BODY[:20], cut=True)
-    fixed("a body closed short", head + _GOOD_BODY[:20], half_close=True)
-    fixed(
+
+def _cut_short() -> Iterator[BadRequest]:
+    """Clients that go away in the middle."""
+    yield _bad("a body cut short", _GOOD_HEAD + _GOOD_BODY[:20], cut=True)
+    yield _bad("a body closed short", _GOOD_HEAD + _GOOD_BODY[:20], half_close=True)
+    yield _bad(
         "chunks cut short",
         _raw("POST /generate HTTP/1.1", "Host: x", "Transfer-Encoding: chunked") + b"20\r\nabc",
         cut=True,
     )
     for path in ("/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream"):
-        good = _PROMPT.get(path, {"inputs": "Tell me about the sea."})
-        more = {"max_tokens": 50} if path in _PROMPT else {"parameters": {"max_new_tokens": 50}}
-        streaming = {"stream": True} if path in _PROMPT else {}
+        body = _encode(_good_body(path, 50) | ({"stream": True} if path in _PROMPT else {}))
         for wait in (0.0, 0.05, 0.3):
-            fixed(
-                f"{path} left after {wait} s", _post(path, _encode(good | more | streaming)), b"", pause=wait, cut=True
-            )
+            yield _bad(f"{path} left after {wait} s", _post(path, body), b"", pause=wait, cut=True)
 
-    # Good requests with some bytes changed, and plain noise.
-    def damaged() -> BadRequest:
-        path = chance.choice((*_PROMPT, "/generate", "/tokenize"))
-        good = _PROMPT.get(path, {"inputs": "Hi"}) | (
-            {"max_tokens": 1}
-            if path in _PROMPT
-            else {"parameters": {"max_new_tokens": 1}}
-            if path == "/generate"
-            else {}
-        )
-        data = bytearray(_post(path, _encode(good)))
-        for _ in range(chance.randrange(1, 6)):
-            data[chance.randrange(len(data))] = chance.randrange(256)
-        return BadRequest("a damaged request", (bytes(data),), statuses=_REFUSALS | {200}, half_close=True)
 
-    def noise() -> BadRequest:
-        return BadRequest("noise", (chance.randbytes(chance.randrange(1, 4000)),), half_close=True)
+def _good_body(path: str, tokens: int) -> dict[str, Any]:
+    """A request that may be made at ``path``, for that many tokens."""
+    if path in _PROMPT:
+        return _PROMPT[path] | {"max_tokens": tokens}
+    more = {} if path == "/tokenize" else {"parameters": {"max_new_tokens": tokens}}
+    return {"inputs": "Tell me about the sea."} | more
 
-    makers += [damaged] * 40 + [noise] * 10
-    return makers
+
+def _damaged(chance: random.Random) -> BadRequest:
+    """A good request with some bytes changed."""
+    path = chance.choice((*_PROMPT, "/generate", "/tokenize"))
+    data = bytearray(_post(path, _encode(_good_body(path, 1))))
+    for _ in range(chance.randrange(1, 6)):
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    return BadRequest("a damaged request", (bytes(data),), statuses=_REFUSALS | {200}, half_close=True)
+
+
+def _noise(chance: random.Random) -> BadRequest:
+    return BadRequest("noise", (chance.randbytes(chance.randrange(1, 4000)),), half_close=True)
+
+
+def bad_requests(seed: int, *, max_body_bytes: int = 2_000_000) -> Sequence[Callable[[], BadRequest]]:
+    """Makers of bad requests, one for each kind; those with chance in them make another each time."""
+    chance = random.Random(seed)
+    fixed = [
+        _bad(name, _post(path, body), statuses=_REFUSALS - {0, 501}, typed=True)
+        for name, path, body in bad_bodies(chance)
+    ]
+    for group in (
+        _bad_heads(),
+        _lying_lengths(),
+        _too_much(max_body_bytes),
+        _wrong_kinds(),
+        _bad_sockets(),
+        _slow(),
+        _cut_short(),
+    ):
+        fixed.extend(group)
+    makers: list[Callable[[], BadRequest]] = [partial(_same, request) for request in fixed]
+    return [*makers, *[partial(_damaged, chance)] * 40, *[partial(_noise, chance)] * 10]
+
+
+def _same(request: BadRequest) -> BadRequest:
+    return request
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------

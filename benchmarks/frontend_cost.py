@@ -169,17 +169,19 @@ class _Counter(asyncio.Protocol):
             self._ended.set_result(None)
 
 
-async def _count(address: Address, requests: Sequence[bytes]) -> None:
+async def _open(address: Address, request: bytes) -> asyncio.Future[None]:
+    """Start a stream; the future is done when it has ended."""
     loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    await loop.create_connection(lambda: _Counter(request, ended), address.host, address.port)
+    return ended
+
+
+async def _count(address: Address, requests: Sequence[bytes]) -> None:
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
     waiting = []
     for body in requests:
-        ended = loop.create_future()
-        request = f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-        await loop.create_connection(
-            lambda request=request, ended=ended: _Counter(request, ended), address.host, address.port
-        )  # type: ignore[misc]
-        waiting.append(ended)
+        waiting.append(await _open(address, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body))
     await asyncio.gather(*waiting)
 
 
@@ -191,7 +193,7 @@ def measure(parties: Mapping[str, Party], server: ServerProcess, options: argpar
     tokens = options.streams * options.output_len
     rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in parties}
     for number in range(-1, options.rounds):
-        order = list(parties) if number % 2 == 0 else list(reversed(parties))
+        order = list(parties) if number % 2 == 0 else list(parties)[::-1]
         for kind in order:
             before = _split_cpu(server)
             found = parties[kind].run(options.seed * 1000 + number)

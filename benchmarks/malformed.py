@@ -27,6 +27,7 @@ from server_process import ServerProcess, anonymous_bytes
 
 _MEBIBYTE = 1 << 20
 _SHOWN = 20
+_ASKERS = 8
 
 
 class Run:
@@ -46,7 +47,7 @@ class Run:
 
     async def run(self, asked: list[Question], expected: list[Expected]) -> None:
         """Everything at once, until all bad connections are done."""
-        helpers = [asyncio.create_task(self._ask(asked, expected, number)) for number in range(4)]
+        helpers = [asyncio.create_task(self._ask(asked, expected, number)) for number in range(_ASKERS)]
         helpers.append(asyncio.create_task(self._watch()))
         makers = list(bad_requests(self.options.seed))
         chance = random.Random(self.options.seed)
@@ -76,7 +77,7 @@ class Run:
             self.answers += 1
             if problem is not None:
                 self.faults[f"question {question.number} ({question.form}): {problem}"] += 1
-            number += 4
+            number += _ASKERS
 
     async def _watch(self) -> None:
         while not self._stopped.is_set():

@@ -119,7 +119,7 @@ def measure(found: Sequence[Server], loads: Sequence[Load], rounds: int, seed: i
     for number in range(rounds):
         shift = number % len(found)
         for server in [*found[shift:], *found[:shift]]:
-            with ServerProcess(server.command, environment=_OFFLINE | server.environment) as process:
+            with ServerProcess(server.command, environment={**_OFFLINE, **server.environment}) as process:
                 peak = _PeakMemory(process)
                 for load in loads:
                     done = _load(process, load, seed + number, tokenizer)

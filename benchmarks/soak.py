@@ -81,7 +81,7 @@ class Soak:
         self.in_flight = 0
 
     def _left(self) -> float:
-        return self.ends - time.monotonic()
+        return float(self.ends - time.monotonic())
 
     async def run(self) -> None:
         """Until the time is over and the last answers are in."""
@@ -230,7 +230,7 @@ def _is_gauge(name: str) -> bool:
 
 def _open_files(pid: int) -> int:
     try:
-        return psutil.Process(pid).num_fds()
+        return int(psutil.Process(pid).num_fds())
     except psutil.Error:
         return 0
 
