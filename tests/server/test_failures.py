@@ -107,3 +107,9 @@ def test_every_kind_has_a_nested_answer(kind: Kind) -> None:
     assert error["param"] == "p"
     assert error["code"] == response.status_code >= 400
     assert error["type"]
+
+
+def test_what_a_client_sent_is_not_sent_back_at_length() -> None:
+    failure = Failure(Kind.not_found, "The model `" + "x" * 100_000 + "` does not exist.")
+    assert len(failure.message) < 1100
+    assert failure.message.startswith("The model `xxx")

@@ -66,8 +66,8 @@ class Scheduler:
         self._budget = config.max_num_batched_tokens
         self.pace: StepPace | None = None
         if config.max_step_seconds is not None:
-            # No slower than a block a step, whatever was measured, beside the decodes.
-            least = config.max_num_seqs + config.block_size
+            # Whatever was measured, prompts get on by four blocks a step at least beside the decodes.
+            least = config.max_num_seqs + 4 * config.block_size
             self.pace = StepPace(config.max_step_seconds, config.max_num_batched_tokens, least)
         self._caching = config.enable_prefix_caching
         self._reserve_all = config.capacity == "no_evict"

@@ -48,6 +48,8 @@ _STATUS = {
     Kind.internal: 500,
 }
 
+_LONGEST_MESSAGE = 1000
+
 
 class Failure(Exception):
     """One request cannot be answered.
@@ -68,6 +70,8 @@ class Failure(Exception):
         headers: Mapping[str, str] | None = None,
         status: int | None = None,
     ) -> None:
+        if len(message) > _LONGEST_MESSAGE:  # what a client sent may be in it
+            message = f"{message[:_LONGEST_MESSAGE]}..."
         super().__init__(message)
         self.kind = kind
         self.message = message
