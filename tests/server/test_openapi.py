@@ -66,9 +66,35 @@ def test_each_operation_says_who_may_call_it_and_what_can_go_wrong(document: dic
     assert generate["422"]["content"]["application/json"]["schema"]["$ref"].endswith("/FlatError")
 
 
-def test_fields_carry_their_documentation(document: dict[str, Any]) -> None:
-    request = document["components"]["schemas"]["GenerateRequest"]["properties"]
-    assert set(request) >= {"inputs", "parameters"}
+REQUESTS = ("ChatRequest", "CompletionRequest", "GenerateRequest", "Message", "Parameters", "StreamOptions")
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_fields_of_requests_carry_their_documentation(document: dict[str, Any], name: str) -> None:
+    for field, schema in document["components"]["schemas"][name]["properties"].items():
+        assert schema.get("description"), field
+
+
+def test_limits_in_the_document_are_those_that_are_kept(running: RunningServer, document: dict[str, Any]) -> None:
+    for name, path, sent in (
+        ("ChatRequest", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("CompletionRequest", "/v1/completions", {"prompt": "hi"}),
+        ("Parameters", "/generate", {"inputs": "hi"}),
+    ):
+        tried = 0
+        with running.client() as client:
+            for field, schema in document["components"]["schemas"][name]["properties"].items():
+                for key, step in _BEYOND.items():
+                    if key in schema:
+                        beyond = {field: schema[key] + step}
+                        answer = client.post(path, json=sent | ({"parameters": beyond} if "inputs" in sent else beyond))
+                        assert answer.status_code in (400, 422), (path, beyond)
+                        tried += 1
+        assert tried > 8
+
+
+# How far from a bound a value lies that is not allowed.
+_BEYOND = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0, "exclusiveMaximum": 0}
 
 
 def test_errors_look_as_described(running: RunningServer, document: dict[str, Any]) -> None:
@@ -94,5 +120,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_no_script(running: RunningSer
     assert not re.search(r"<script|<link|src=|https?://", html)
     links = set(re.findall(r'href="#([^"]+)"', html))
     assert links <= set(re.findall(r'id="([^"]+)"', html))
+    assert "<td>number from 0 to 2</td><td>1</td><td>0 takes the likeliest token" in html
+    assert "Not built, and refused" in html
     for word in ("/v1/chat/completions", "max_tokens", "repetition_penalty", "/v1/requests/{id}/cancel"):
         assert word in html

@@ -88,7 +88,9 @@ def describe(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
         "info": {
             "title": "octavo",
             "version": version,
-            "description": "Large language models over HTTP in the dialects of OpenAI, vLLM and TGI.",
+            "description": "A language model over HTTP in the dialects of OpenAI, vLLM and Text Generation Inference. "
+            "`/v1/stream` takes the same requests over a WebSocket. Null is the same as absent; an unknown field is "
+            "refused.",
         },
         "paths": paths,
         "components": {

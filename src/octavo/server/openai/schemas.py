@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Struct
 
 from octavo.errors import ParameterError
+from octavo.server.about import NotBuilt, about
 
 __all__ = ["GenerationRequest", "StreamOptions", "refuse_not_built"]
 
@@ -20,9 +21,9 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     ``continuous_usage_stats``: such numbers in every event too.
     """
 
-    include_usage: bool | None = None
-    continuous_usage_stats: bool | None = None
-    include_obfuscation: Any = None
+    include_usage: Annotated[bool | None, about("end the stream with an event that counts the tokens", "true")] = None
+    continuous_usage_stats: Annotated[bool | None, about("count the tokens in every event", "false")] = None
+    include_obfuscation: NotBuilt = None
 
     @property
     def usage(self) -> bool:
@@ -38,85 +39,152 @@ class StreamOptions(Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerationRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """What both kinds of completions can be asked for. Null is the same as absent.
 
-    The fields typed ``Any`` are those of OpenAI and vLLM that octavo has not: they are there so that the value that
-    changes nothing is accepted, and any other refused by name.
+    The fields typed ``NotBuilt`` are those of OpenAI and vLLM that octavo has not.
     """
 
-    model: str | None = None
+    model: Annotated[str | None, about("a name of /v1/models", "the model that is served")] = None
 
     # How tokens are chosen.
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    seed: int | None = None
-    n: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    watermark: bool | None = None
-    watermark_gamma: float | None = None
-    watermark_delta: float | None = None
+    temperature: Annotated[
+        float | None, about("0 takes the likeliest token, more makes answers vary", "1", minimum=0, maximum=2)
+    ] = None
+    top_p: Annotated[
+        float | None,
+        about(
+            "choose among the likeliest tokens that together have this probability",
+            "1: all",
+            exclusiveMinimum=0,
+            maximum=1,
+        ),
+    ] = None
+    top_k: Annotated[
+        int | None, about("choose among this many of the likeliest tokens; 0 and -1 are all", "all", minimum=-1)
+    ] = None
+    min_p: Annotated[
+        float | None,
+        about("leave out tokens less likely than this share of the likeliest one", "0", minimum=0, maximum=1),
+    ] = None
+    typical_p: Annotated[
+        float | None,
+        about(
+            "choose among the most typical tokens that together have this probability",
+            "1: all",
+            exclusiveMinimum=0,
+            maximum=1,
+        ),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, about("taken once from the score of each token already generated", "0", minimum=-2, maximum=2)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        about("taken from the score of a token for each time it was generated", "0", minimum=-2, maximum=2),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, about("above 1 makes tokens of prompt and answer less likely", "1", exclusiveMinimum=0)
+    ] = None
+    seed: Annotated[int | None, about("makes random choices repeatable; 64-bit, -1 draws one", "drawn")] = None
+    n: Annotated[
+        int | None,
+        about("choices for each prompt; more than 1 needs a temperature above 0", "1", minimum=1, maximum=16384),
+    ] = None
+    logit_bias: Annotated[
+        dict[str, float] | None, about("token ids to numbers added to their scores, clamped to -100 .. 100")
+    ] = None
+    allowed_token_ids: Annotated[list[int] | None, about("choose among these tokens only")] = None
+    bad_words: Annotated[list[str] | None, about("texts that must not be generated", maxItems=128)] = None
+    watermark: Annotated[bool | None, about("mark the answer as generated", "false")] = None
+    watermark_gamma: Annotated[
+        float | None,
+        about("share of the vocabulary that the mark prefers", "0.5", exclusiveMinimum=0, exclusiveMaximum=1),
+    ] = None
+    watermark_delta: Annotated[
+        float | None, about("how much the mark prefers it", "2", exclusiveMinimum=0, maximum=100)
+    ] = None
 
     # When the answer ends.
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
+    max_tokens: Annotated[
+        int | None,
+        about("longest answer in tokens; 0 with ``echo`` only", "16; of a chat, what the context leaves", minimum=0),
+    ] = None
+    min_tokens: Annotated[int | None, about("shortest answer in tokens, at most ``max_tokens``", "0", minimum=0)] = None
+    stop: Annotated[str | list[str] | None, about("a text that ends the answer, or up to 4", maxItems=4)] = None
+    stop_token_ids: Annotated[list[int] | None, about("tokens that end the answer")] = None
+    include_stop_str_in_output: Annotated[bool | None, about("leave the text that ended the answer in it", "false")] = (
+        None
+    )
+    ignore_eos: Annotated[bool | None, about("go on after the end token", "false")] = None
 
     # How the prompt is read.
-    add_special_tokens: bool | None = None
-    truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "right"] | None = None
+    add_special_tokens: Annotated[
+        bool | None, about("let the tokenizer add its special tokens to the prompt", "true; of a chat, false")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None, about("keep so many tokens of the prompt; -1: as many as fit", "off", minimum=-1)
+    ] = None
+    truncation_side: Annotated[Literal["left", "right"] | None, about("where tokens are left out", "left")] = None
 
     # What comes back.
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stream_interval: int | None = None
-    echo: bool | None = None
-    prompt_logprobs: int | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
+    stream: Annotated[bool | None, about("send the answer as events while it is made", "false")] = None
+    stream_options: Annotated[StreamOptions | None, about("what a stream tells beside the text")] = None
+    stream_interval: Annotated[int | None, about("tokens gathered for an event", "1", minimum=1, maximum=1 << 20)] = (
+        None
+    )
+    echo: Annotated[
+        bool | None, about("begin the answer with the prompt; of a chat, with the message that is continued", "false")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        about(
+            "report so many likeliest tokens at each place of the prompt, up to --max-logprobs (20), -1: that many; "
+            "not in streams",
+            "off",
+            minimum=-1,
+        ),
+    ] = None
+    skip_special_tokens: Annotated[bool | None, about("leave special tokens out of the text", "true")] = None
+    spaces_between_special_tokens: Annotated[
+        bool | None, about("accepted; no spaces are added in any case", "true")
+    ] = None
+    return_token_ids: Annotated[bool | None, about("report the token ids of prompt and answer", "false")] = None
+    return_tokens_as_token_ids: Annotated[
+        bool | None, about("write tokens as ``token_id:N`` in log-probabilities", "false")
+    ] = None
 
     # How the request is treated.
-    priority: int | None = None
-    request_id: str | None = None
-    cache_salt: str | None = None
+    priority: Annotated[int | None, about("lower comes earlier; needs --scheduling-policy priority", "0")] = None
+    request_id: Annotated[str | None, about("becomes the end of the answer's ``id``", "drawn", maxLength=128)] = None
+    cache_salt: Annotated[
+        str | None,
+        about("share cached prompts with requests of the same salt only", "none", minLength=1, maxLength=1024),
+    ] = None
 
     # Labels that OpenAI's and vLLM's clients send along; they change no answer.
-    user: str | None = None
-    session_id: str | None = None
-    metadata: dict[str, str] | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Annotated[str | None, about("a label that changes no answer")] = None
+    session_id: Annotated[str | None, about("a label that changes no answer")] = None
+    metadata: Annotated[dict[str, str] | None, about("labels that change no answer")] = None
+    safety_identifier: Annotated[str | None, about("a label that changes no answer")] = None
+    prompt_cache_key: Annotated[str | None, about("a label that changes no answer")] = None
 
     # Not built.
-    response_format: Any = None
-    structured_outputs: Any = None
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
-    logprob_token_ids: Any = None
-    repetition_detection: Any = None
-    thinking_token_budget: Any = None
-    kv_transfer_params: Any = None
-    ec_transfer_params: Any = None
-    vllm_xargs: Any = None
-    routed_experts_prompt_start: Any = None
-    return_token_offsets: Any = None
-    return_mm_kwargs: Any = None
-    service_tier: Any = None
-    store: Any = None
-    prompt_cache_retention: Any = None
-    prompt_cache_options: Any = None
+    response_format: NotBuilt = None
+    structured_outputs: NotBuilt = None
+    use_beam_search: NotBuilt = None
+    length_penalty: NotBuilt = None
+    early_stopping: NotBuilt = None
+    logprob_token_ids: NotBuilt = None
+    repetition_detection: NotBuilt = None
+    thinking_token_budget: NotBuilt = None
+    kv_transfer_params: NotBuilt = None
+    ec_transfer_params: NotBuilt = None
+    vllm_xargs: NotBuilt = None
+    routed_experts_prompt_start: NotBuilt = None
+    return_token_offsets: NotBuilt = None
+    return_mm_kwargs: NotBuilt = None
+    service_tier: NotBuilt = None
+    store: NotBuilt = None
+    prompt_cache_retention: NotBuilt = None
+    prompt_cache_options: NotBuilt = None
 
 
 def _empty(value: Any) -> bool:

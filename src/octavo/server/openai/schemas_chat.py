@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.server.about import NotBuilt, about
 from octavo.server.openai.schemas import GenerationRequest
 from octavo.server.openai.usage import Usage
 
@@ -24,54 +25,65 @@ __all__ = [
 class Message(Struct, kw_only=True, forbid_unknown_fields=True):
     """One message of a conversation. ``content`` is a text or a list of parts, of which text can be read."""
 
-    role: str
-    content: str | list[str | dict[str, Any]] | None = None
-    name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
-    tool_call_id: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
+    role: Annotated[str, about("who speaks: system, user, assistant or what the chat template knows")]
+    content: Annotated[str | list[str | dict[str, Any]] | None, about("a text, or parts of type text")] = None
+    name: Annotated[str | None, about("given to the chat template")] = None
+    tool_calls: Annotated[list[dict[str, Any]] | None, about("given to the chat template")] = None
+    tool_call_id: Annotated[str | None, about("given to the chat template")] = None
+    reasoning: Annotated[str | None, about("given to the chat template")] = None
+    reasoning_content: Annotated[str | None, about("given to the chat template")] = None
     # Parts of answers that clients send back, where they are empty.
-    refusal: str | None = None
-    audio: Any = None
-    function_call: Any = None
-    annotations: Any = None
+    refusal: Annotated[str | None, about("a part of answers that clients send back")] = None
+    audio: NotBuilt = None
+    function_call: NotBuilt = None
+    annotations: NotBuilt = None
 
 
 class ChatRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/v1/chat/completions``."""
 
-    messages: list[Message]
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
+    messages: Annotated[list[Message], about("the conversation so far")]
+    max_completion_tokens: Annotated[int | None, about("the same as ``max_tokens``, over which it wins", minimum=1)] = (
+        None
+    )
+    logprobs: Annotated[bool | None, about("report the log-probability of each token", "false")] = None
+    top_logprobs: Annotated[
+        int | None, about("report so many likeliest tokens with each, up to --max-logprobs (20)", "0", minimum=-1)
+    ] = None
 
     # How the conversation becomes a prompt.
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    return_prompt_text: bool | None = None
+    add_generation_prompt: Annotated[bool | None, about("end the prompt where an answer begins", "true")] = None
+    continue_final_message: Annotated[
+        bool | None, about("go on with the last message instead of answering it", "false")
+    ] = None
+    chat_template: Annotated[
+        str | None, about("a Jinja template; needs --trust-request-chat-template", "the server's or the model's")
+    ] = None
+    chat_template_kwargs: Annotated[dict[str, Any] | None, about("variables of the chat template")] = None
+    documents: Annotated[list[dict[str, Any]] | None, about("given to chat templates that look at them")] = None
+    reasoning_effort: Annotated[
+        Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+        about("given to chat templates that look at it"),
+    ] = None
+    return_prompt_text: Annotated[bool | None, about("report the prompt that the template made", "false")] = None
 
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, about("null or none, as there are no tool calls")] = None
+    parallel_tool_calls: Annotated[bool | None, about("without effect, as there are no tool calls")] = None
 
     # Not built.
-    tools: Any = None
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    moderation: Any = None
-    prediction: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
-    include_reasoning: Any = None
-    media_io_kwargs: Any = None
-    mm_processor_kwargs: Any = None
-    return_assistant_tokens_mask: Any = None
+    tools: NotBuilt = None
+    functions: NotBuilt = None
+    function_call: NotBuilt = None
+    audio: NotBuilt = None
+    modalities: NotBuilt = None
+    moderation: NotBuilt = None
+    prediction: NotBuilt = None
+    verbosity: NotBuilt = None
+    web_search_options: NotBuilt = None
+    include_reasoning: NotBuilt = None
+    media_io_kwargs: NotBuilt = None
+    mm_processor_kwargs: NotBuilt = None
+    return_assistant_tokens_mask: NotBuilt = None
 
 
 class TopLogprob(Struct):

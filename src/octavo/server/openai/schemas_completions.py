@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.server.about import NotBuilt, about
 from octavo.server.openai.schemas import GenerationRequest
 from octavo.server.openai.usage import Usage
 
@@ -15,13 +16,26 @@ __all__ = ["CompletionAnswer", "CompletionChoice", "CompletionLogprobs", "Comple
 class CompletionRequest(GenerationRequest, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/v1/completions``: ``prompt`` is a text, token ids, or a list of either."""
 
-    prompt: str | list[str | int | list[int]] | None = None
-    logprobs: int | None = None
-    best_of: int | None = None
+    prompt: Annotated[
+        str | list[str | int | list[int]] | None,
+        about("a text, token ids, or a list of either, up to --max-client-batch-size (1024)"),
+    ] = None
+    logprobs: Annotated[
+        int | None, about("report so many likeliest tokens at each place, up to --max-logprobs (20)", "off", minimum=-1)
+    ] = None
+    best_of: Annotated[
+        int | None,
+        about(
+            "answers made for each prompt, of which the ``n`` likeliest are given; not in streams",
+            "n",
+            minimum=1,
+            maximum=16384,
+        ),
+    ] = None
 
     # Not built.
-    suffix: Any = None
-    prompt_embeds: Any = None
+    suffix: NotBuilt = None
+    prompt_embeds: NotBuilt = None
 
 
 class CompletionLogprobs(Struct):

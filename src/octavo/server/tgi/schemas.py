@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from octavo.server.about import about, not_built
+
 __all__ = [
     "BestOfSequence",
     "ChatTokenizeResponse",
@@ -40,33 +42,78 @@ _Seed = Annotated[int, msgspec.Meta(ge=0)]
 class Parameters(Struct, kw_only=True, forbid_unknown_fields=True):
     """How to generate. What a field allows and what it is when absent is in ``validation``."""
 
-    best_of: _Count | None = None
-    temperature: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    typical_p: float | None = None
-    do_sample: bool | None = None
-    max_new_tokens: _Count | None = None
-    return_full_text: bool | None = None
-    stop: list[str] | None = None
-    truncate: _Count | None = None
-    watermark: bool | None = None
-    details: bool | None = None
-    decoder_input_details: bool | None = None
-    seed: _Seed | None = None
-    top_n_tokens: _Count | None = None
-    grammar: dict[str, Any] | None = None
-    adapter_id: str | None = None
+    best_of: Annotated[
+        _Count | None,
+        about(
+            "answers made, of which the likeliest is given, up to --max-best-of (2); needs sampling, not in streams",
+            "1",
+            minimum=1,
+        ),
+    ] = None
+    temperature: Annotated[
+        float | None, about("more makes answers vary; other than 1 it means sampling", "1", exclusiveMinimum=0)
+    ] = None
+    repetition_penalty: Annotated[
+        float | None, about("above 1 makes tokens of input and answer less likely", "1", exclusiveMinimum=0)
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        about("taken from the score of a token for each time it was generated", "0", minimum=-2, maximum=2),
+    ] = None
+    top_k: Annotated[int | None, about("sample among this many of the likeliest tokens", "off", minimum=1)] = None
+    top_p: Annotated[
+        float | None,
+        about(
+            "sample among the likeliest tokens that together have this probability",
+            "off",
+            exclusiveMinimum=0,
+            exclusiveMaximum=1,
+        ),
+    ] = None
+    typical_p: Annotated[
+        float | None,
+        about(
+            "sample among the most typical tokens that together have this probability",
+            "off",
+            exclusiveMinimum=0,
+            exclusiveMaximum=1,
+        ),
+    ] = None
+    do_sample: Annotated[
+        bool | None, about("draw tokens instead of taking the likeliest", "false; true without ``parameters``")
+    ] = None
+    max_new_tokens: Annotated[
+        _Count | None,
+        about(
+            "longest answer in tokens; with the input at most --max-total-tokens", "what the context leaves", minimum=1
+        ),
+    ] = None
+    return_full_text: Annotated[bool | None, about("begin the text with the input", "false; on ``/`` true")] = None
+    stop: Annotated[
+        list[str] | None, about("texts that end the answer and stay in it, up to --max-stop-sequences (4)")
+    ] = None
+    truncate: Annotated[_Count | None, about("keep the last so many tokens of the input", "off", minimum=1)] = None
+    watermark: Annotated[bool | None, about("mark the answer as generated", "false")] = None
+    details: Annotated[bool | None, about("report tokens, finish reason and seed", "false")] = None
+    decoder_input_details: Annotated[
+        bool | None, about("report the tokens of the input too; not in streams", "false")
+    ] = None
+    seed: Annotated[_Seed | None, about("makes random choices repeatable; 64-bit, not with ``best_of``", "drawn")] = (
+        None
+    )
+    top_n_tokens: Annotated[
+        _Count | None, about("report so many likeliest tokens at each place, up to --max-top-n-tokens (5)", "0")
+    ] = None
+    grammar: Annotated[dict[str, Any] | None, not_built] = None
+    adapter_id: Annotated[str | None, not_built] = None
 
 
 class GenerateRequest(Struct, kw_only=True, forbid_unknown_fields=True):
     """The body of ``/``, ``/generate``, ``/generate_stream`` and ``/tokenize``; ``stream`` decides on ``/`` only."""
 
-    inputs: str
-    parameters: Parameters | None = None
-    stream: bool | None = None
+    inputs: Annotated[str, about("the text to go on from")]
+    parameters: Annotated[Parameters | None, about("how to go on")] = None
+    stream: Annotated[bool | None, about("on ``/``: send the answer as events while it is made", "false")] = None
 
 
 class Token(Struct):
@@ -155,8 +202,8 @@ class ChatTokenizeResponse(Struct):
 class VertexInstance(Struct, kw_only=True, forbid_unknown_fields=True):
     """One input of ``/vertex``; an instance may also be the body of a chat."""
 
-    inputs: str
-    parameters: Parameters | None = None
+    inputs: Annotated[str, about("the text to go on from")]
+    parameters: Annotated[Parameters | None, about("how to go on")] = None
 
 
 class VertexRequest(Struct, forbid_unknown_fields=True):
