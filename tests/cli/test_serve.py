@@ -47,6 +47,14 @@ def test_every_option_of_engine_and_server_is_a_flag_with_help(capsys: pytest.Ca
             assert f"--{item.name.replace('_', '-')}" in text, item.name
 
 
+def test_the_options_stand_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"\n{words}") for words in ("Address:\n", "Limits:\n", "Deadlines:\n", "Engine:\n")]
+    assert places == sorted(places)
+    assert places[1] < text.index("--max-body-bytes") < places[2] < text.index("--idle-timeout") < places[3]
+
+
 def test_a_port_in_use_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

@@ -312,7 +312,10 @@ def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path, monkeypatch: p
     fake = FakeHub(tmp_path, {}).install(monkeypatch)
 
     def unreachable(*_: Any, **__: Any) -> None:
-        raise OSError("[Errno -2] Name or service not known\nwith more lines")
+        try:
+            raise OSError("[Errno -2] Name or service not known\nwith more lines")
+        except OSError as error:
+            raise RuntimeError("HTTPSConnectionPool(...): Max retries exceeded") from error
 
     monkeypatch.setattr(fake, "model_info", unreachable)
     with pytest.raises(DownloadError) as caught:

@@ -9,6 +9,7 @@ from dataclasses import MISSING, Field, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from octavo.cli import options as opt
 from octavo.cli.console import download_progress
@@ -21,6 +22,19 @@ if TYPE_CHECKING:
 __all__ = ["register"]
 
 _SHORT = {"quantization": "-q", "threads": "-t"}
+# Headings of the help, by the option that each begins with.
+_SECTIONS = {
+    "host": "Address",
+    "served_model_name": "Names, keys and browsers",
+    "max_concurrent_requests": "Limits",
+    "request_timeout": "Deadlines",
+    "chat_template": "Chat",
+    "engine_timeout": "When the engine hangs",
+    "write_buffer_bytes": "Slow readers",
+    "log_format": "Logs and traces",
+    "tokenizer": "Engine",
+    "help": "Help",
+}
 _HELP = {
     "seed": "seed of requests that bring none; default: from the system, another one at each start",
     "max_step_seconds": "about how long a step may take while answers are streamed, in seconds: prompts are then cut "
@@ -28,9 +42,26 @@ _HELP = {
 }
 
 
+class _Sectioned(TyperCommand):
+    """A command whose many options stand under headings in its help."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write arguments and options in the order they are declared in."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        heading = "Arguments"
+        for parameter in self.get_params(ctx):
+            heading = _SECTIONS.get(parameter.name or "", heading)
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                sections.setdefault(heading, []).append(record)
+        for name, records in sections.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("serve")(_command())
+    app.command("serve", cls=_Sectioned)(_command())
 
 
 def _serve(model: str, **settings: Any) -> int:
@@ -89,10 +120,12 @@ def _parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
     if hint is bool:
         names = [f"{flag}/--no-{flag[2:]}"]
     text = _HELP.get(item.name, str(item.metadata["doc"]))
+    if hint is bool:
+        text += f"; default: {'on' if default else 'off'}"
     help_text = f"{text[0].upper()}{text[1:]}."
     if isinstance(default, tuple):
         default = list(default)
-    option = typer.Option(*names, help=help_text, show_default=default not in (None, []))
+    option = typer.Option(*names, help=help_text, show_default=hint is not bool and default not in (None, []))
     return inspect.Parameter(
         item.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[_plain(hint), option]
     )

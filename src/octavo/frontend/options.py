@@ -75,7 +75,7 @@ class EngineOptions:
     )
     capacity: Literal["max_utilization", "no_evict"] = _option(
         "max_utilization",
-        "max_utilization (admit by present need, preempt when full) or no_evict (reserve the worst case)",
+        "room a request needs to be admitted: max_utilization (at present; preempt when full) or no_evict (at worst)",
     )
     threads: int | None = _option(None, "worker threads; default: physical cores within the CPU quota")
     max_logprobs: int = _option(20, "most log-probabilities a request may ask for at each position")

@@ -116,13 +116,13 @@ def tls_context(options: ServerOptions) -> ssl.SSLContext | None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # A callback in any case: without one OpenSSL would ask for the password of a locked key on the terminal.
     password = options.ssl_keyfile_password or ""
-    for name in (options.ssl_certfile, options.ssl_keyfile):
+    for option, name in (("ssl_certfile", options.ssl_certfile), ("ssl_keyfile", options.ssl_keyfile)):
         try:
             if name is not None:
                 with open(name, "rb"):
                     pass
         except OSError as error:
-            raise ConfigError(f"{name} cannot be read: {error.strerror}") from error
+            raise ConfigError(f"{option} {name} cannot be read: {error.strerror}") from error
     try:
         context.load_cert_chain(options.ssl_certfile, options.ssl_keyfile, lambda: password)
     except (ssl.SSLError, OSError, ValueError) as error:

@@ -162,11 +162,19 @@ class HubRepository:
                 f"{self.repository}: no such repository on the hub, or a private one (then set HF_TOKEN)"
             ) from error
         except Exception as error:  # the hub's client raises classes of whichever HTTP library it was built on
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            first = _first_cause(error)
+            reason = (str(first).strip().splitlines() or [type(first).__name__])[0][:200]
             raise DownloadError(
                 f"{self.repository}: the hub could not be asked ({reason}); check the network, or give "
                 "a local directory or .gguf file"
             ) from error
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """What the others were raised for; HTTP libraries wrap it several times, each time in more words."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return error
 
 
 def shard_files(files: list[str]) -> list[str]:

@@ -139,7 +139,10 @@ def _parameter(item: Field[Any], hint: Any) -> inspect.Parameter:
         flag = f"{flag}/--no-{flag[2:]}"
     text = item.metadata["help"]
     shown = item.default not in (None, ()) and not isinstance(item.default, bool)
-    help_text = f"{text[0].upper()}{text[1:]}{f' [default: {item.default}]' if shown else '.'}"
+    # The name of a data set or of a value stays as it is typed.
+    if not text.partition(" ")[0].endswith(":"):
+        text = f"{text[0].upper()}{text[1:]}"
+    help_text = f"{text}{f' [default: {item.default}]' if shown else '.'}"
     choices = item.metadata.get("choices")
     base = Literal[choices] if choices else kind
     option = typer.Option(flag, help=help_text, envvar=item.metadata.get("envvar"), show_default=False)
