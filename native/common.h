@@ -139,9 +139,10 @@ struct AttentionArgs {
 
 // Rows of attention state that an item holds at once (query tokens x heads of a group).
 constexpr int kAttentionRows = 48;
-// Bytes of scratch a worker needs for attention: two float tiles of values, scores, probabilities, maxima and sums.
+// Bytes of scratch a worker needs for attention: two states of a maximum, sums by lane and values for each row, and the scores and
+// probabilities of a chunk.
 constexpr int64_t attention_scratch_bytes(int head_dim) {
-    return kAttentionRows * (int64_t)(2 * 4 * head_dim + 4 * kChunk + 4 * kChunk + 64);
+    return kAttentionRows * (int64_t)(2 * (4 + 64 + 4 * head_dim) + 4 * kChunk + 4 * kChunk);
 }
 
 }  // namespace octavo

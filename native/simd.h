@@ -112,6 +112,10 @@ OCTAVO_INLINE auto fold_lanes(V v, Fold&& fold) {
 }
 OCTAVO_INLINE float sum_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return a + b; }); }
 OCTAVO_INLINE float max_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); }); }
+OCTAVO_INLINE vf max_everywhere(vf v) {  // in every lane
+    for (int w = L / 2; w > 0; w /= 2) v = vmax(v, swap_lanes(v, w));
+    return v;
+}
 OCTAVO_INLINE uint32_t sum_lanes(vu v) { return fold_lanes(v, [](vu a, vu b) { return a + b; }); }
 OCTAVO_INLINE bool any_lane(vi v) { return fold_lanes(v, [](vi a, vi b) { return a | b; }) != 0; }
 
@@ -150,8 +154,23 @@ OCTAVO_INLINE float bf16_value(uint16_t b) {
     return x;
 }
 OCTAVO_INLINE void store_bf16(void* p, vf x) {
+#if defined(__AVX512BF16__)
+    store(p, _mm512_cvtneps_pbh((__m512)x));  // numbers below the smallest normal one become 0, as every product takes them
+#else
     typedef uint16_t vh __attribute__((vector_size(VB / 2)));
     store(p, __builtin_convertvector(bf16_bits(x), vh));
+#endif
+}
+// Both rounded to bf16, side by side.
+OCTAVO_INLINE vu bf16_of(vf a, vf b) {
+#if defined(__AVX512BF16__)
+    return (vu)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a);
+#else
+    vu both;
+    store_bf16(&both, a);
+    store_bf16((uint8_t*)&both + VB / 2, b);
+    return both;
+#endif
 }
 
 // L half-precision values to f32, exactly.
@@ -262,6 +281,29 @@ OCTAVO_INLINE vf vexp(vf x) {
     vf result = y * (vf)exponent;
     result = select((vi)(x < splat(-87.0f)), vf{}, result);
     return select((vi)(x != x), x, result);
+}
+
+// 2^x for x <= 126, 0 below -125, 1 at 0: n + r with |r| <= 1/2 and a polynomial of least relative error, 2^-18 where what
+// follows is rounded to bf16 anyway, else 2^-23.
+template <bool Exact>
+OCTAVO_INLINE vf vexp2(vf x) {
+    const vf shifted = x + splat(12582912.0f);  // round to nearest integer: 1.5 * 2^23
+    const vf r = x - (shifted - splat(12582912.0f));
+    vf p;
+    if constexpr (Exact) {
+        p = fma(splat(1.5353362e-4f), r, splat(1.3398875e-3f));
+        p = fma(p, r, splat(9.6184369e-3f));
+        p = fma(p, r, splat(5.5503324e-2f));
+        p = fma(p, r, splat(2.4022648e-1f));
+        p = fma(p, r, splat(6.9314718e-1f));
+    } else {
+        p = fma(splat(9.5828529e-3f), r, splat(5.5906426e-2f));
+        p = fma(p, r, splat(2.4024099e-1f));
+        p = fma(p, r, splat(6.9312418e-1f));
+    }
+    p = fma(p, r, splat(1.0f));
+    const vf scaled = (vf)((vi)p + ((vi)shifted << 23));
+    return select((vi)(x < splat(-125.0f)), vf{}, scaled);  // a NaN passes
 }
 
 // The exponential ends at 88: without the bound a number far below would come out of the division as more than nothing.

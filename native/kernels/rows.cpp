@@ -51,12 +51,24 @@ OCTAVO_INLINE void rms_scale(float* x, int width, const float* weight, float eps
 }
 
 // Stale slots of a block are multiplied with a zero probability, which only a finite value survives: the cache holds none but finite.
-// `lost` says whether something else was given.
-OCTAVO_INLINE float finite(float x, bool& lost) {
-    constexpr float kLargest = 3.3895313892515355e38f;  // largest bf16
-    lost |= !(x <= kLargest && x >= -kLargest);
-    if (x != x) return 0.0f;
-    return x > kLargest ? kLargest : x < -kLargest ? -kLargest : x;
+// `lost` says where something else was given.
+OCTAVO_INLINE vf finite(vf x, vi& lost) {
+    const vf largest = splat(3.3895313892515355e38f);  // largest bf16
+    lost |= ~(vi)(vabs(x) <= largest);
+    return select((vi)(x != x), vf{}, vmin(vmax(x, -largest), largest));
+}
+
+// The lines of a block that a token's keys and values are written to: scattered, and in decode seldom in a cache.
+void prefetch_slot(const RopeArgs& args, int64_t slot) {
+    const int64_t panel_rows = args.kv_f32 ? args.head_dim : args.head_dim / 2;
+    const uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
+    for (int h = 0; h < args.kv_heads; ++h) {
+        const uint8_t* k = block + h * 2 * panel_rows * kPanelRowBytes;
+        for (int64_t i = 0; i < panel_rows; ++i) __builtin_prefetch(k + i * kPanelRowBytes, 1, 3);
+        const uint8_t* v = k + panel_rows * kPanelRowBytes;
+        const int rows = args.kv_f32 ? kBlock : kBlock / 2, row = (int)(slot % kBlock) / (args.kv_f32 ? 1 : 2);
+        for (int c = 0; c < args.head_dim / kPanel; ++c) __builtin_prefetch(v + (c * rows + row) * kPanelRowBytes, 1, 3);
+    }
 }
 
 }  // namespace
@@ -192,29 +204,37 @@ void rope_row(const RopeArgs& args, int64_t row) {
     const float* cos = args.cos + position * half;
     const float* sin = args.sin + position * half;
     float head[kMaxHeadDim];
+    uint32_t units[kMaxHeadDim / 2];  // of keys, two dimensions in each
     const int total = args.q_heads + args.kv_heads;
     const int64_t slot = args.slots[row];
     const int t = (int)(slot % kBlock);
     uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
     const int64_t element = args.kv_f32 ? 4 : 2;
     const int64_t panel_bytes = (int64_t)dim * kBlock * element;
-    bool lost = false;
+    vi lost = {};
+    // Tokens of one block are written one after another, and find its lines in the cache.
+    if (t == 0 || row == 0 || args.slots[row - 1] != slot - 1) prefetch_slot(args, slot);
     for (int h = 0; h < total; ++h) {
-        __builtin_memcpy(head, in + h * dim, (size_t)dim * 4);
         const bool is_q = h < args.q_heads;
         const float* norm = is_q ? args.q_norm : args.k_norm;
-        if (norm) rms_scale(head, dim, norm, args.norm_eps);
+        const float* x = in + h * dim;
+        if (norm) {
+            __builtin_memcpy(head, x, (size_t)dim * 4);
+            rms_scale(head, dim, norm, args.norm_eps);
+            x = head;
+        }
         int i = 0;
         for (; i + L <= half; i += L) {
-            vf a = load<vf>(head + i), b = load<vf>(head + half + i), c = load<vf>(cos + i), s = load<vf>(sin + i);
+            const vf a = load<vf>(x + i), b = load<vf>(x + half + i), c = load<vf>(cos + i), s = load<vf>(sin + i);
             store(head + i, a * c - b * s);
             store(head + half + i, b * c + a * s);
         }
         for (; i < half; ++i) {
-            const float a = head[i], b = head[half + i];
+            const float a = x[i], b = x[half + i];
             head[i] = a * cos[i] - b * sin[i];
             head[half + i] = b * cos[i] + a * sin[i];
         }
+        if (x != head && 2 * half < dim) __builtin_memcpy(head + 2 * half, x + 2 * half, (size_t)(dim - 2 * half) * 4);
         if (is_q) {
             const int64_t at = row * args.q_heads * dim + h * dim;
             if (args.kv_f32) {
@@ -226,26 +246,35 @@ void rope_row(const RopeArgs& args, int64_t row) {
         }
         uint8_t* k_panel = block + (h - args.q_heads) * 2 * panel_bytes;
         if (args.kv_f32) {
-            for (int c = 0; c < dim; ++c) ((float*)k_panel)[c * kBlock + t] = finite(head[c], lost);
+            for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(head + c), lost));
         } else {
-            for (int c = 0; c < dim; c += 2) {
-                const uint32_t pair = bf16_bits(finite(head[c], lost)) | (uint32_t)bf16_bits(finite(head[c + 1], lost)) << 16;
-                __builtin_memcpy(k_panel + (c / 2 * kBlock + t) * 4, &pair, 4);
-            }
+            for (int c = 0; c < dim; c += L) store_bf16(units + c / 2, finite(load<vf>(head + c), lost));
         }
+        const uint32_t* from = args.kv_f32 ? (const uint32_t*)head : units;
+        for (int64_t u = 0; u < panel_bytes / kPanelRowBytes; ++u) __builtin_memcpy(k_panel + (u * kBlock + t) * 4, from + u, 4);
     }
     for (int h = 0; h < args.kv_heads; ++h) {
         const float* v = in + (total + h) * dim;
         uint8_t* v_panel = block + (2 * h + 1) * panel_bytes;
-        for (int c = 0; c < dim; ++c) {
-            const float value = finite(v[c], lost);
-            if (args.kv_f32)
-                ((float*)v_panel)[(c / kPanel * kBlock + t) * kPanel + c % kPanel] = value;
-            else
-                ((uint16_t*)v_panel)[(c / kPanel * (kBlock / 2) + t / 2) * 2 * kPanel + c % kPanel * 2 + t % 2] = bf16_bits(value);
+        for (int c = 0; c < dim; c += L) {
+            const vf value = finite(load<vf>(v + c), lost);
+            if (args.kv_f32) {
+                store((float*)v_panel + (c / kPanel * kBlock + t) * kPanel + c % kPanel, value);
+                continue;
+            }
+            // Every second bf16 of the row belongs to this token; the others may be being written by another thread.
+            uint16_t* to = (uint16_t*)v_panel + (c / kPanel * (kBlock / 2) + t / 2) * 2 * kPanel + c % kPanel * 2;
+#if defined(__AVX512BW__)
+            const vu bits = bf16_bits(value);
+            _mm512_mask_storeu_epi16(to, t % 2 ? 0xaaaaaaaau : 0x55555555u, (__m512i)(t % 2 ? bits << 16 : bits));
+#else
+            uint16_t bits[L];
+            store_bf16(bits, value);
+            for (int i = 0; i < L; ++i) to[2 * i + t % 2] = bits[i];
+#endif
         }
     }
-    if (!lost) return;
+    if (!any_lane(lost)) return;
     // What the cache cannot hold must not go unnoticed: the token itself attends with queries that are not numbers.
     const int64_t begin = row * args.q_heads * dim, end = begin + args.q_heads * dim;
     for (int64_t i = begin; i < end; ++i) {
