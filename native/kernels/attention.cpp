@@ -175,10 +175,11 @@ void soften(const AttentionArgs& args, const int32_t* positions, int rows, int b
                 store(to + v * VB, p);
             }
         } else {
-            // Summed as they are multiplied, that is rounded, so that weights sum to one; two vectors are one of pairs.
             for (int v = 0; v < vectors; v += 2) {
-                const vu pairs = bf16_of(probability(v), v + 1 < vectors ? probability(v + 1) : vf{});
-                sums = dot2_bf16(sums, pairs, splat(0x3f803f80u));
+                const vf p = probability(v), q = v + 1 < vectors ? probability(v + 1) : vf{};
+                sums += p;
+                sums += q;
+                const vu pairs = bf16_of(p, q);
                 store(to + v * (VB / 2), pairs);
             }
         }
@@ -246,20 +247,20 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
                         }
                         return p;
                     };
-                    auto soften_rows = [&](int begin, int count) {
+                    auto soften_rows = [&](int begin, int count, int blocks) {
                         const State some{state.maximum + begin, state.sums + begin * L, state.values + (int64_t)begin * dim};
                         float* from = scores + begin * kChunk;
                         uint8_t* to = probabilities + (int64_t)begin * kChunk * Kv<F32>::kBytes;
                         if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args, positions + begin, count, base, blocks, from, to, some, fresh);
                         else soften<F32, 0>(args, positions + begin, count, base, blocks, from, to, some, fresh);
                     };
-                    auto score = [&](const Panels& panels, auto mr, int at, auto ahead) {
+                    auto score = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
                         constexpr int MR = decltype(mr)::value;
                         const uint8_t* a[MR];
                         for (int i = 0; i < MR; ++i) a[i] = q[at + i];
                         score_tile<F32, decltype(ahead)::value, MR>(a, panels, blocks, dim, scores + at * kChunk);
                     };
-                    auto add_values = [&](const Panels& panels, auto mr, int at, auto ahead) {
+                    auto add_values = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
                         constexpr int MR = decltype(mr)::value;
                         value_tile<F32, decltype(ahead)::value, MR>(probabilities + (int64_t)at * kChunk * Kv<F32>::kBytes, panels, blocks, dim,
                                                                     state.values + (int64_t)at * dim, fresh);
@@ -269,19 +270,21 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
                         Panels panels[kAttentionRows];
                         for (int i = 0; i < kv_heads; ++i) {
                             panels[i] = panels_of(h0 + i);
-                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { score(panels[i], mr, i * rows_per_head, std::true_type{}); });
+                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { score(panels[i], mr, i * rows_per_head, blocks, std::true_type{}); });
                         }
-                        soften_rows(0, rows);
+                        soften_rows(0, rows, blocks);
                         for (int i = 0; i < kv_heads; ++i)
-                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { add_values(panels[i], mr, i * rows_per_head, std::true_type{}); });
+                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { add_values(panels[i], mr, i * rows_per_head, blocks, std::true_type{}); });
                     } else {
                         for (int i = 0; i < kv_heads; ++i) {
                             const Panels panels = panels_of(h0 + i);
                             for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int done) {
                                 const int at = i * rows_per_head + done;
-                                score(panels, mr, at, std::false_type{});
-                                soften_rows(at, mr);
-                                add_values(panels, mr, at, std::false_type{});
+                                const int most = positions[at + mr - 1] < base ? 1 : (positions[at + mr - 1] - base) / kBlock + 1;
+                                const int seen = most < blocks ? most : blocks;  // what lies behind the last row's token adds nothing
+                                score(panels, mr, at, seen, std::false_type{});
+                                soften_rows(at, mr, seen);
+                                add_values(panels, mr, at, seen, std::false_type{});
                             });
                         }
                     }
