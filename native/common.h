@@ -132,8 +132,7 @@ struct AttentionArgs {
     const int32_t* positions = nullptr;      // per token
     const int32_t* block_tables = nullptr;   // [sequences][table_stride]
     int64_t table_stride = 0;
-    float* out = nullptr;             // [tokens][q_heads*head_dim]
-    int64_t out_stride = 0;
+    ActView out;                      // [tokens][q_heads*head_dim]
     float* partials = nullptr;        // [slot][head_dim + 2]: maximum, sum, weighted values
 };
 

@@ -204,8 +204,9 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
             "head shape");
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
-    require(out.form == Act::F32 && out.width >= (int64_t)q_heads * head_dim, "attention writes f32");
-    require(window >= 0 && softcap >= 0.0f, "a window or soft cap below 0");
+    require(out.form == Act::F32 ? out.width >= (int64_t)q_heads * head_dim : head_dim % kKPad == 0 && out.width == (int64_t)q_heads * head_dim,
+            "attention writes f32, or another form of heads that are a multiple of 32 wide");
+    require(window >= 0 && softcap >= 0.0f && scale > 0.0f, "a window or soft cap below 0, or a scale not above it");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
     require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,
             "attention reads the heads and the form that the rope operations write");
@@ -223,8 +224,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.positions = positions_.data();
     a.block_tables = block_tables.data();
     a.table_stride = limits_.table_stride;
-    a.out = (float*)to.data;
-    a.out_stride = out.width;
+    a.out = to;
     op.layer = layer;
     partials_.resize(std::max(partials_.size(), (size_t)(kPartialSlots * (head_dim + 2))));
     scratch_bytes_ = std::max(scratch_bytes_, round_up(attention_scratch_bytes(head_dim), 4096));

@@ -310,10 +310,15 @@ void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scr
             }
             if (item.partial >= 0) continue;
             for (int r = 0; r < rows; ++r) {
-                float* out = args.out + row_token[r] * args.out_stride + (int64_t)row_head[r] * dim;
+                float* values = total.values + (int64_t)r * dim;
                 const vf inverse = splat(1.0f / total.sums[r * L]);
-                for (int c = 0; c < dim; c += L) store(out + c, load<vf>(total.values + (int64_t)r * dim + c) * inverse);
+                for (int c = 0; c < dim; c += L) store(values + c, load<vf>(values + c) * inverse);
             }
+            // What a token has from the heads of a group, or from all, lies side by side here as there.
+            const int together = tokens == 1 && heads == group ? kv_heads : 1, columns = together * heads * dim;
+            for (int i = 0; i < kv_heads; i += together)
+                store_activations(args.out, item.token_begin, tokens, (int64_t)row_head[i * rows_per_head] * dim, columns,
+                                  total.values + (int64_t)i * rows_per_head * dim, columns);
         }
 }
 
@@ -339,9 +344,9 @@ void attention_merge(const AttentionArgs& args, int64_t token, int partial, int 
                 merge_row(&maximum, &sum, values, from[0], from[1], from + 2, dim);
             }
         }
-        float* out = args.out + token * args.out_stride + (int64_t)head * dim;
         const vf inverse = splat(1.0f / sum);
-        for (int c = 0; c < dim; c += L) store(out + c, load<vf>(values + c) * inverse);
+        for (int c = 0; c < dim; c += L) store(values + c, load<vf>(values + c) * inverse);
+        store_activations(args.out, token, 1, (int64_t)head * dim, dim, values, dim);
     }
 }
 

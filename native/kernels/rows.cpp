@@ -103,6 +103,10 @@ void store_activation(const ActView& out, int64_t row, int64_t column, int count
     }
 }
 
+void store_activations(const ActView& out, int64_t row, int rows, int64_t column, int count, const float* values, int64_t stride) {
+    for (int r = 0; r < rows; ++r) store_activation(out, row + r, column, count, values + r * stride);
+}
+
 void embed_row(const EmbedArgs& args, int64_t row) {
     const WeightView& w = args.w;
     const int64_t column = args.tokens[row];

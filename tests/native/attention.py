@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo._native import Act, Plan
-from tests.native.harness import Array, Bench
+from tests.native.harness import Array, Bench, Shape
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,14 @@ class AttentionBench:
         sequences: int = 16,
         stride: int = 100,
         threads: int = 2,
+        out: Shape | None = None,
     ) -> None:
         self.heads = heads
         self.bench = Bench(level, tokens, threads, sequences=sequences, table_stride=stride)
         self.qkv = self.bench.slot(Act.F32, heads.width)
         q = self.bench.slot(Act.F32 if kv_f32 else Act.BF16, heads.q * heads.dim)
-        self.out = self.bench.slot(Act.F32, heads.q * heads.dim)
+        width = heads.q * heads.dim
+        self.out = self.bench.slot(Act.F32, width) if out is None else out.slot(self.bench, width)
 
         def add(plan: Plan) -> None:
             shape = (0, heads.q, heads.kv, heads.dim)

@@ -157,6 +157,14 @@ class Slot:
         return b"".join(part.tobytes() for part in (q.codes, q.scales, q.scaled_sums, q.sums))
 
 
+def row_bits(slot: Slot, rows: int) -> list[bytes]:
+    """Every row's bits, scales and sums among them."""
+    if slot.form != Act.I8:
+        return [row.tobytes() for row in slot.raw[:rows]]
+    q = slot.read_quantized(rows)
+    return [b"".join(part[i].tobytes() for part in (q.codes, q.scales, q.scaled_sums, q.sums)) for i in range(rows)]
+
+
 @dataclass
 class Bench:
     """Slots and the operations on them; the plan is made when it is first needed, as the arena's size is known then."""

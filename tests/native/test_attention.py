@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo._native import Act, Plan
+from octavo._native import Act, Form, Plan
 from tests.native.attention import AttentionBench, Heads, Piece, reference, scattered_tables
-from tests.native.harness import LEVELS, Array, Bench, to_bf16
+from tests.native.harness import LEVELS, Array, Bench, Shape, row_bits, to_bf16
 
 # Lengths on both sides of the ends of blocks, of chunks of 64 and of spans of 512.
 LENGTHS = [1, 2, 15, 16, 17, 33, 63, 64, 65, 129, 511, 512, 513, 700, 1500]
@@ -69,6 +69,40 @@ def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Head
     for x, n, count, _ in work:
         assert_equals_reference(heads, x, np.arange(n - count, n), decoded[at : at + count], kv_f32)
         at += count
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(Form.BF16),
+        Shape(Form.W8, 32, 128),
+        Shape(Form.W8, 16, 128, act_group=16),
+        Shape(Form.W4, 32, 8, rotated=True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("level", LEVELS)
+def test_an_output_in_the_form_of_a_linears_input_is_the_float_output_converted(level: str, shape: Shape) -> None:
+    """In prefill, in decode, and where spans are merged."""
+    for heads, n in [(Heads(6, 2, 64), 1100), (Heads(3, 3, 32), 40), (Heads(50, 1, 32), 530)]:
+        x, (table,) = random_qkv(heads, n, 0, False), scattered_tables([n], 80)
+        floats, formed = (
+            AttentionBench(level, heads, kv_f32=False, tokens=n, blocks=80, sequences=1, out=out)
+            for out in (None, shape)
+        )
+        norm = Bench(level, n)
+        source, converted = norm.slot(Act.F32, heads.q * heads.dim), shape.slot(norm, heads.q * heads.dim)
+        norm.add(
+            lambda plan, source=source, converted=converted, width=heads.q * heads.dim: plan.add_norm(
+                "convert", source.activation(), width, None, None, 0.0, False, converted.activation(), False
+            )
+        )
+        for start, end in [(0, n - 5), (n - 5, n - 1), (n - 1, n)]:
+            piece = Piece(start, end - start, table)
+            source.write(floats.step([piece], x[start:end]))
+            norm.run(end - start)
+            formed.step([piece], x[start:end])
+            assert row_bits(formed.out, end - start) == row_bits(converted, end - start)
 
 
 @pytest.mark.parametrize("threads", [1, 3])

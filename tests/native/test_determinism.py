@@ -14,10 +14,10 @@ from tests.native.harness import (
     Bench,
     Quantized,
     Shape,
-    Slot,
     linear_bench,
     make_weight,
     random_input,
+    row_bits,
 )
 
 BATCHES = [1, 2, 3, 4, 5, 6, 7, 13, 16, 33, 96, 97, 130]
@@ -64,14 +64,6 @@ def test_gated_outputs_do_not_depend_on_the_batch_or_threads(level: str, shape: 
             rows = np.random.default_rng(size).integers(0, 120, size)
             linear.run(some_rows(x, rows))
             assert row_bits(linear.out, size) == [expected[row] for row in rows]
-
-
-def row_bits(slot: Slot, rows: int) -> list[bytes]:
-    """Every row's bits, scales and sums among them."""
-    if slot.form != Act.I8:
-        return [row.tobytes() for row in slot.raw[:rows]]
-    q = slot.read_quantized(rows)
-    return [b"".join(part[i].tobytes() for part in (q.codes, q.scales, q.scaled_sums, q.sums)) for i in range(rows)]
 
 
 @pytest.mark.parametrize("form", [Act.F32, Act.BF16, Act.I8], ids=["f32", "bf16", "int8"])

@@ -343,7 +343,11 @@ class _Lowering:
         kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, False)
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
-        out = self.held[node.output][_F32] = self._buffer(_F32, node.q_heads * node.head_dim)
+        # Written in the form that its only reader wants, where groups of that form do not reach across heads.
+        needed = self.needs[node.output]
+        direct = len(needed) == 1 and node.head_dim % _K_PAD == 0
+        requirement = next(iter(needed)) if direct else _F32
+        out = self.held[node.output][requirement] = self._buffer(requirement, node.q_heads * node.head_dim)
         q_norm = None if node.q_norm is None else self._vector(node.q_norm)
         k_norm = None if node.k_norm is None else self._vector(node.k_norm)
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
