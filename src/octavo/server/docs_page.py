@@ -224,5 +224,5 @@ def _kind(schema: dict[str, Any], schemas: dict[str, Any]) -> str:
         return (
             f"list of {items}s" if items in ("boolean", "integer", "number", "object", "string") else f"list of {items}"
         )
-    kinds: list[Any] = kind if isinstance(kind, list) else [kind]
-    return escape(" or ".join(str(one) for one in kinds if one != "null" or len(kinds) == 1))
+    names: list[Any] = kind if isinstance(kind, list) else [kind]
+    return escape(" or ".join(str(one) for one in names if one != "null" or len(names) == 1))
