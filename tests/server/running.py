@@ -43,7 +43,12 @@ class RunningServer:
         self.options = ServerOptions.from_kwargs(**{"port": 0, **engine, **options})
         self._own = llm is None
         self._sockets = bind(self.options)
-        self.serving: Serving = make_serving(self.options, llm, separate_process=separate_process)
+        try:
+            self.serving: Serving = make_serving(self.options, llm, separate_process=separate_process)
+        except BaseException:
+            for bound in self._sockets:
+                bound.close()
+            raise
         self.running: RunningApp
         self.loop: asyncio.AbstractEventLoop
         self.code: int | None = None
