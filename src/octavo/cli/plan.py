@@ -21,7 +21,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("plan")(plan)
+    app.command("plan", short_help="Show where the memory would go.")(plan)
 
 
 def plan(

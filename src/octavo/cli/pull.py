@@ -14,7 +14,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("pull")(pull)
+    app.command("pull", short_help="Fetch a model and print where it is kept.")(pull)
 
 
 def pull(

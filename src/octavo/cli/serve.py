@@ -61,7 +61,7 @@ class _Sectioned(TyperCommand):
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command("serve", cls=_Sectioned)(_command())
+    app.command("serve", cls=_Sectioned, short_help="Serve a model over HTTP, and to browsers.")(_command())
 
 
 def _serve(model: str, **settings: Any) -> int:

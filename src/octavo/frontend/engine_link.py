@@ -42,6 +42,7 @@ __all__ = ["EngineLink", "EngineLostError", "LocalLink", "ProcessLink", "engine_
 
 _log = logging.getLogger(__name__)
 
+_LEAVE_SECONDS = 1.0  # that an engine has to end by itself; it keeps nothing that could be lost
 _FRESH_HEARTBEATS = 3  # heartbeats that may be missed before the engine counts as not alive
 
 
@@ -341,7 +342,7 @@ class ProcessLink:
         process = self._process
         if process is not None:
             try:
-                process.wait(5.0)
+                process.wait(_LEAVE_SECONDS)
             except subprocess.TimeoutExpired:
                 self._kill()
             self._process = None
