@@ -21,4 +21,4 @@ def register(app: typer.Typer) -> None:
     prefill.register(bench)
     serve.register(bench)
     machine.register(bench)
-    app.add_typer(bench, name="bench")
+    app.add_typer(bench, name="bench", short_help="Measure speed: offline, of the machine, of a server.")
