@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,20 +39,21 @@ class Tried:
 
 
 def try_cases(url: str, cases: int, *, seed: int = 1) -> Tried:
-    """Send about ``cases`` requests, spread over the operations; those that take a body get ten times as many."""
+    """Send at least ``cases`` requests, spread over the operations; those that take a body get ten times as many."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
     schema.config.base_url = url
     operations = [result.ok() for result in schema.get_all_operations()]
-    weights = [10 if operation.body else 1 for operation in operations]
     tried = Tried()
     with requests.Session() as session:
-        for operation, weight in zip(operations, weights, strict=True):
-            examples = max(2, round(cases * weight / sum(weights)))
-            for mode, share in (
-                (GenerationMode.POSITIVE, examples - examples // 2),
-                (GenerationMode.NEGATIVE, examples // 2),
-            ):
-                _try_operation(operation, mode, share, seed, session, tried)
+        # Operations that take nothing cannot be given anything wrong: what they leave over goes to those with a body.
+        while (left := cases - tried.cases.total()) > 0:
+            weights = [10 if operation.body else 1 for operation in operations]
+            for operation, weight in zip(operations, weights, strict=True):
+                share = max(1, math.ceil(left * weight / sum(weights) / 2))
+                for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+                    _try_operation(operation, mode, share, seed, session, tried)
+            operations = [operation for operation in operations if operation.body]
+            seed += 1
     return tried
 
 
@@ -78,7 +80,7 @@ def _try_operation(
     try:
         run()
     except Unsatisfiable:
-        return  # an operation that takes nothing cannot be given anything wrong
+        return
 
 
 def _faults(case: Any, response: Any) -> Iterator[tuple[str, str]]:
