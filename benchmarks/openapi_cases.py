@@ -46,7 +46,7 @@ def try_cases(url: str, cases: int, *, seed: int = 1) -> Tried:
     tried = Tried()
     with requests.Session() as session:
         # Operations that take nothing cannot be given anything wrong: what they leave over goes to those with a body.
-        while (left := cases - tried.cases.total()) > 0:
+        while operations and (left := cases - tried.cases.total()) > 0:
             weights = [10 if operation.body else 1 for operation in operations]
             for operation, weight in zip(operations, weights, strict=True):
                 share = max(1, math.ceil(left * weight / sum(weights) / 2))
