@@ -302,7 +302,7 @@ OCTAVO_INLINE vf vexp2(vf x) {
         p = fma(p, r, splat(6.9312418e-1f));
     }
     p = fma(p, r, splat(1.0f));
-    const vf scaled = (vf)((vi)p + ((vi)shifted << 23));
+    const vf scaled = (vf)((vu)p + ((vu)shifted << 23));  // unsigned, where wrapping round is defined
     return select((vi)(x < splat(-125.0f)), vf{}, scaled);  // a NaN passes
 }
 
