@@ -65,7 +65,7 @@ def check_length(
     if request.truncate_prompt_tokens is None:
         least = 1 if requested is None else max(1, requested)
         length = tokenizer.least_tokens(text)
-        if length + least > max_model_len:
+        if length and length + least > max_model_len:
             raise _too_long(f"at least {length}", least, length + least, max_model_len, "input_text")
 
 
