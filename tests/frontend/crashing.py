@@ -20,8 +20,6 @@ __all__ = ["CrashingLink"]
 class CrashingLink:
     """Everything crosses as msgpack, as it does between processes. ``crash`` is asked before each frame is given."""
 
-    replaceable = True
-
     def __init__(self, load: Callable[[], LoadedModel]) -> None:
         self._load = load
         self.loaded = load()

@@ -176,6 +176,23 @@ async def test_a_request_that_ran_at_three_crashes_is_given_up_and_a_later_one_i
     assert journalist.reasons == {"error": 1, "length": 1}
 
 
+async def test_a_request_that_crashes_the_engine_after_some_tokens_is_given_up_too() -> None:
+    async with serving() as (llm, link):
+        victim_running = True
+
+        def crash(frame: Any) -> bool:
+            stream = llm._dispatcher._streams.get("victim")
+            return victim_running and stream is not None and stream.state.num_tokens >= 3 and bool(frame.outputs)
+
+        link.crash = crash
+        async with asyncio.timeout(20):
+            with pytest.raises(EngineCrashedError, match="3 crashes"):
+                await collect(llm, "victim", "victim")
+        victim_running = False
+        assert llm.engine_restarts <= 3
+        assert (await collect(llm, "after"))[0][-1] == "length"
+
+
 async def test_an_engine_that_cannot_be_started_again_fails_every_request_and_says_why() -> None:
     async with serving() as (llm, _):
         pass

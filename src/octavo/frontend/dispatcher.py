@@ -338,7 +338,8 @@ class Dispatcher:
             for stream in list(self._streams.values()):
                 if stream.running and not stream.pauses:
                     stream.crashes += 1
-                stream.running = False
+                # One that has tokens ran before and will run first; the others are announced when their turn comes.
+                stream.running = stream.state.num_tokens > 0
                 if stream.crashes >= MOST_CRASHES:
                     request_id = stream.state.request_id
                     message = f"request {request_id} ran at {stream.crashes} crashes of the engine and is given up"

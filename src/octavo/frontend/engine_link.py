@@ -71,11 +71,6 @@ class EngineLink(Protocol):
     """What the dispatcher needs of an engine."""
 
     @property
-    def replaceable(self) -> bool:
-        """Whether `restart` can give a new engine after this one is lost."""
-        ...
-
-    @property
     def info(self) -> EngineInfo:
         """Sizes and limits of the engine that runs, or ran last."""
         ...
@@ -119,8 +114,6 @@ class EngineLink(Protocol):
 
 class LocalLink:
     """An engine in this process, stepped by the thread that calls `receive`."""
-
-    replaceable = False
 
     def __init__(self, loaded: LoadedModel) -> None:
         self.service = EngineService(loaded.engine)
@@ -184,8 +177,6 @@ class ProcessLink:
     ``heartbeat_seconds`` is how often it must give a sign of life; without any for ``hang_seconds`` (the whole process
     is stopped), or with one step running for ``step_seconds`` (it is stuck in native code), it is killed and lost.
     """
-
-    replaceable = True
 
     def __init__(
         self,
