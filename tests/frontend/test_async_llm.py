@@ -66,6 +66,10 @@ async def until(condition: Any) -> None:
 
 def assert_clean(llm: AsyncLLM) -> None:
     engine = llm._loaded.engine
+    # A stream that is aborted ends when the abort is on its way; the engine's thread reads it before its next step.
+    deadline = time.monotonic() + 10
+    while engine.has_work() and time.monotonic() < deadline:
+        time.sleep(0.001)
     assert not engine.has_work()
     assert engine.check() == []
     assert engine.stats().referenced_blocks == 0
