@@ -64,6 +64,7 @@ OCTAVO_INLINE vf vmax(vf a, vf b) {
     return a > b ? a : b;
 #endif
 }
+OCTAVO_INLINE vi vmax(vi a, vi b) { return a > b ? a : b; }
 OCTAVO_INLINE vf vmin(vf a, vf b) {
 #if defined(__AVX512F__)
     return (vf)_mm512_maskz_min_ps((__mmask16)-1, (__m512)a, (__m512)b);
@@ -109,6 +110,23 @@ template <class V, class Fold>
 OCTAVO_INLINE auto fold_lanes(V v, Fold&& fold) {
     for (int w = L / 2; w > 0; w /= 2) v = fold(v, swap_lanes(v, w));
     return v[0];
+}
+// All lanes of each of L vectors folded into one: lane i of the result is that of vector i.
+template <int Distance = 1, class Fold>
+OCTAVO_INLINE vi fold_each(vi (&v)[L], Fold&& fold) {
+    if constexpr (Distance == L) {
+        return v[0];
+    } else {
+        vi lane;
+        for (int i = 0; i < L; ++i) lane[i] = i;
+        const vi upper = (vi)((lane & Distance) != 0);
+#pragma GCC unroll 8
+        for (int i = 0; i < L; i += 2 * Distance) {
+            const vi kept = upper ? v[i + Distance] : v[i], crossing = upper ? v[i] : v[i + Distance];
+            v[i] = fold(kept, swap_lanes(crossing, Distance));
+        }
+        return fold_each<2 * Distance>(v, fold);
+    }
 }
 OCTAVO_INLINE float sum_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return a + b; }); }
 OCTAVO_INLINE float max_lanes(vf v) { return fold_lanes(v, [](vf a, vf b) { return vmax(a, b); }); }
@@ -262,13 +280,12 @@ OCTAVO_INLINE vi dot4(vi acc, vu w, vu a) {
 OCTAVO_INLINE vi dot4_nibble(vi acc, vu w, vu a) { return dot4(acc, w, a); }
 #endif
 
-// e^x for x <= 88, to about 1 ulp: 2^n * p(r), |r| <= ln2/2. Below -87 the result is 0.
-OCTAVO_INLINE vf vexp(vf x) {
-    vf clamped = vmin(vmax(x, splat(-87.0f)), splat(88.0f));
-    vf t = clamped * splat(1.44269504088896341f);
+// e^x for x in [-87, 88], to about 1 ulp: 2^n * p(r), |r| <= ln2/2.
+OCTAVO_INLINE vf vexp_bounded(vf x) {
+    vf t = x * splat(1.44269504088896341f);
     vf shifted = t + splat(12582912.0f);  // round to nearest integer: 1.5 * 2^23
     vf n = shifted - splat(12582912.0f);
-    vf r = fma(n, splat(-0.693359375f), clamped);
+    vf r = fma(n, splat(-0.693359375f), x);
     r = fma(n, splat(2.12194440054690583e-4f), r);
     vf p = splat(1.9875691500e-4f);
     p = fma(p, r, splat(1.3981999507e-3f));
@@ -278,7 +295,12 @@ OCTAVO_INLINE vf vexp(vf x) {
     p = fma(p, r, splat(5.0000001201e-1f));
     vf y = fma(p, r * r, r) + splat(1.0f);
     vi exponent = ((vi)shifted - 0x4b400000 + 127) << 23;
-    vf result = y * (vf)exponent;
+    return y * (vf)exponent;
+}
+
+// e^x for x <= 88. Below -87 the result is 0.
+OCTAVO_INLINE vf vexp(vf x) {
+    vf result = vexp_bounded(vmin(vmax(x, splat(-87.0f)), splat(88.0f)));
     result = select((vi)(x < splat(-87.0f)), vf{}, result);
     return select((vi)(x != x), x, result);
 }
@@ -306,10 +328,11 @@ OCTAVO_INLINE vf vexp2(vf x) {
     return select((vi)(x < splat(-125.0f)), vf{}, scaled);  // a NaN passes
 }
 
-// The exponential ends at 88: without the bound a number far below would come out of the division as more than nothing.
+// The exponential ends at 88: without the bound a number far below would come out of the division as more than nothing. A NaN
+// stays one by the numerator.
 OCTAVO_INLINE vf vsilu(vf x) {
     const vf y = vmax(splat(-100.0f), x);  // in this order a NaN stays one
-    return y / (splat(1.0f) + vexp(-y));
+    return y / (splat(1.0f) + vexp_bounded(vmin(vmax(-y, splat(-87.0f)), splat(88.0f))));
 }
 
 // tanh through e^2x, exact enough where it matters (absolute error under 2e-7).

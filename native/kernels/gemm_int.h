@@ -24,90 +24,107 @@ struct SplitSums {
 // `U` is the k of one activation group (16 or 32); a weight scale covers group / U of them.
 // out += scale_a * (scale_w * (acc - zero * sum_a)) + minimum_w * (scale_a * sum_a), one fma each, in group order.
 template <class Codes, int U, bool F16, bool Min, int MR, int NV>
-void int_tile(const LinearArgs& args, int64_t row, int64_t column, float* tile) {
-    const int64_t groups = args.a.groups();
-    const int64_t row_bytes = args.a.width;
+void int_tiles(const LinearArgs& args, int64_t row, int tiles, int64_t column, float* tile, Ahead& ahead) {
+    const int64_t row_bytes = args.a.width, groups = row_bytes / U;
+    const int64_t per_scale = args.w.group / U;
+    const int correction = Codes::kBias - args.w.zero;
+    constexpr int kScaleBytes = F16 ? 2 : 4;
+    const uint8_t* codes[NV];
+    const uint8_t* first_scales[NV];
+    const uint8_t* first_minimums[NV];
+    for (int j = 0; j < NV; ++j) {
+        const int64_t c = column + j * L;
+        codes[j] = args.w.data + c / kPanel * args.w.panel_bytes + c % kPanel * 4;
+        const int64_t offset = (c / kPanel * args.w.groups * kPanel + c % kPanel) * kScaleBytes;
+        first_scales[j] = (const uint8_t*)args.w.scales + offset;
+        first_minimums[j] = Min ? (const uint8_t*)args.w.minimums + offset : nullptr;
+    }
     const uint8_t* a = args.a.data + row * row_bytes;
     const float* a_scales = args.a.scales + row * groups;
     const float* a_scaled_sums = args.a.scaled_sums + row * groups;
     const int32_t* a_sums = args.a.sums + row * groups;
-    constexpr int kScaleBytes = F16 ? 2 : 4;
-    const uint8_t* w[NV];
-    const uint8_t* scales[NV];
-    const uint8_t* minimums[NV];
-    for (int j = 0; j < NV; ++j) {
-        const int64_t c = column + j * L;
-        w[j] = args.w.data + c / kPanel * args.w.panel_bytes + c % kPanel * 4;
-        const int64_t offset = (c / kPanel * args.w.groups * kPanel + c % kPanel) * kScaleBytes;
-        scales[j] = (const uint8_t*)args.w.scales + offset;
-        minimums[j] = Min ? (const uint8_t*)args.w.minimums + offset : nullptr;
-    }
-    const int correction = Codes::kBias - args.w.zero;
-    const int64_t per_scale = args.w.group / U;
-    vf out[MR][NV] = {};
-    for (int64_t g = 0; g < groups;) {
-        vf scale[NV], minimum[NV];
+    // A single row reads the weights as one stream, and how far ahead of it is best depends on the form.
+    constexpr bool kStream = MR * NV == 1;
+    constexpr int kScalesAhead = Codes::kAhead / kPanelRowBytes / (U / 8) * kPanel * kScaleBytes;
+    const bool few = !kStream && ahead.few();
+    for (int t = 0; t < tiles; ++t) {
+        if (!few) ahead.fetch();
+        const uint8_t* w[NV];
+        const uint8_t* scales[NV];
+        const uint8_t* minimums[NV];
+        for (int j = 0; j < NV; ++j) w[j] = codes[j], scales[j] = first_scales[j], minimums[j] = first_minimums[j];
+        vf out[MR][NV] = {};
+        for (int64_t g = 0; g < groups;) {
+            vf scale[NV], minimum[NV];
 #pragma GCC unroll 8
-        for (int j = 0; j < NV; ++j) {
-            scale[j] = F16 ? load_f16(scales[j]) : load<vf>(scales[j]);
-            scales[j] += kPanel * kScaleBytes;
-            if constexpr (Min) {
-                minimum[j] = F16 ? load_f16(minimums[j]) : load<vf>(minimums[j]);
-                minimums[j] += kPanel * kScaleBytes;
+            for (int j = 0; j < NV; ++j) {
+                scale[j] = F16 ? load_f16(scales[j]) : load<vf>(scales[j]);
+                if constexpr (kStream && Codes::kAhead > 0) __builtin_prefetch(scales[j] + kScalesAhead, 0, 2);
+                scales[j] += kPanel * kScaleBytes;
+                if constexpr (Min) {
+                    minimum[j] = F16 ? load_f16(minimums[j]) : load<vf>(minimums[j]);
+                    if constexpr (kStream && Codes::kAhead > 0) __builtin_prefetch(minimums[j] + kScalesAhead, 0, 2);
+                    minimums[j] += kPanel * kScaleBytes;
+                }
             }
-        }
-        const int64_t end = g + per_scale < groups ? g + per_scale : groups;
-        for (; g < end; ++g) {
-            vi acc[MR][NV];
+            const int64_t end = g + per_scale < groups ? g + per_scale : groups;
+            for (; g < end; ++g) {
+                if (few) ahead.fetch();
+                vi acc[MR][NV];
 #pragma GCC unroll 8
-            for (int i = 0; i < MR; ++i) {
-                vi start = splat(a_sums[i * groups + g]) * correction;
+                for (int i = 0; i < MR; ++i) {
+                    vi start = splat(a_sums[i * groups + g] * correction);
 #pragma GCC unroll 8
-                for (int j = 0; j < NV; ++j) acc[i][j] = start;
-            }
-            Codes::template dot<U, MR, NV>(acc, a + g * U, row_bytes, w);
+                    for (int j = 0; j < NV; ++j) acc[i][j] = start;
+                }
+                Codes::template dot<U, MR, NV>(acc, a + g * U, row_bytes, w);
 #pragma GCC unroll 8
-            for (int i = 0; i < MR; ++i) {
-                vf sa = splat(a_scales[i * groups + g]);
+                for (int i = 0; i < MR; ++i) {
+                    vf sa = splat(a_scales[i * groups + g]);
 #pragma GCC unroll 8
-                for (int j = 0; j < NV; ++j) {
-                    out[i][j] = fma(to_float(acc[i][j]) * scale[j], sa, out[i][j]);
-                    if constexpr (Min) out[i][j] = fma(minimum[j], splat(a_scaled_sums[i * groups + g]), out[i][j]);
+                    for (int j = 0; j < NV; ++j) {
+                        out[i][j] = fma(to_float(acc[i][j]) * scale[j], sa, out[i][j]);
+                        if constexpr (Min) out[i][j] = fma(minimum[j], splat(a_scaled_sums[i * groups + g]), out[i][j]);
+                    }
                 }
             }
         }
+        for (int i = 0; i < MR; ++i)
+            for (int j = 0; j < NV; ++j) store(tile + i * kColumnTile + j * L, out[i][j]);
+        tile += MR * kColumnTile;
+        a += MR * row_bytes;
+        a_scales += MR * groups;
+        a_scaled_sums += MR * groups;
+        a_sums += MR * groups;
     }
-    for (int i = 0; i < MR; ++i)
-        for (int j = 0; j < NV; ++j) store(tile + i * kColumnTile + j * L, out[i][j]);
 }
 
 template <class Codes, int U, bool F16, bool Min>
-void int_columns(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
+void int_columns(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
     if (rows == 1) {
         // One row is bound by memory: one panel after another, so that codes are a single stream.
-        for (int c = 0; c < columns; c += L)
-            int_tile<Codes, U, F16, Min, 1, 1>(args, row, column + c, tile + c);
+        for (int c = 0; c < columns; c += L) int_tiles<Codes, U, F16, Min, 1, 1>(args, row, 1, column + c, tile + c, ahead);
         return;
     }
     for (int c = 0; c < columns; c += kIntVectors * L)
-        for_row_tiles<kIntRows>(rows, [&](auto mr, int done) {
-            int_tile<Codes, U, F16, Min, mr, kIntVectors>(args, row + done, column + c, tile + done * kColumnTile + c);
+        for_tile_runs<kIntRows>(rows, [&](auto mr, int done, int tiles) {
+            int_tiles<Codes, U, F16, Min, mr, kIntVectors>(args, row + done, tiles, column + c, tile + done * kColumnTile + c, ahead);
         });
 }
 
 template <class Codes, int U>
-void int_units(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
+void int_units(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
     const bool f16 = args.w.scale_f16, min = args.w.minimums != nullptr;
-    if (f16 && min) int_columns<Codes, U, true, true>(args, row, rows, column, columns, tile);
-    else if (f16) int_columns<Codes, U, true, false>(args, row, rows, column, columns, tile);
-    else if (min) int_columns<Codes, U, false, true>(args, row, rows, column, columns, tile);
-    else int_columns<Codes, U, false, false>(args, row, rows, column, columns, tile);
+    if (f16 && min) int_columns<Codes, U, true, true>(args, row, rows, column, columns, tile, ahead);
+    else if (f16) int_columns<Codes, U, true, false>(args, row, rows, column, columns, tile, ahead);
+    else if (min) int_columns<Codes, U, false, true>(args, row, rows, column, columns, tile, ahead);
+    else int_columns<Codes, U, false, false>(args, row, rows, column, columns, tile, ahead);
 }
 
 template <class Codes>
-void int_block(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
-    if (args.a.group == 16) int_units<Codes, 16>(args, row, rows, column, columns, tile);
-    else int_units<Codes, 32>(args, row, rows, column, columns, tile);
+void int_block(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
+    if (args.a.group == 16) int_units<Codes, 16>(args, row, rows, column, columns, tile, ahead);
+    else int_units<Codes, 32>(args, row, rows, column, columns, tile, ahead);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -6,6 +6,7 @@ namespace {
 
 struct Codes4 {
     static constexpr int kBias = 0;  // dot4_nibble takes the codes as they are on every instruction set
+    static constexpr int kAhead = 8192;  // measured, as that w8 is better left to the processor
     template <int U, int MR, int NV>
     static OCTAVO_INLINE void dot(vi (&acc)[MR][NV], const uint8_t* a, int64_t row_bytes, const uint8_t* (&w)[NV]) {
         SplitSums<MR, NV> sums(acc);
@@ -15,6 +16,7 @@ struct Codes4 {
 #pragma GCC unroll 8
             for (int j = 0; j < NV; ++j) {
                 vu both = load<vu>(w[j]);
+                if constexpr (MR * NV == 1) __builtin_prefetch(w[j] + kAhead, 0, 2);
                 w[j] += kPanelRowBytes;
                 low[j] = both & 0x0f0f0f0fu;
                 high[j] = (both >> 4) & 0x0f0f0f0fu;
@@ -35,8 +37,8 @@ struct Codes4 {
 
 }  // namespace
 
-void gemm_w4(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
-    int_block<Codes4>(args, row, rows, column, columns, tile);
+void gemm_w4(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
+    int_block<Codes4>(args, row, rows, column, columns, tile, ahead);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -6,6 +6,7 @@ namespace {
 
 struct Codes8 {
     static constexpr int kBias = kDotBias;
+    static constexpr int kAhead = 0;
     template <int U, int MR, int NV>
     static OCTAVO_INLINE void dot(vi (&acc)[MR][NV], const uint8_t* a, int64_t row_bytes, const uint8_t* (&w)[NV]) {
         SplitSums<MR, NV> sums(acc);
@@ -30,8 +31,8 @@ struct Codes8 {
 
 }  // namespace
 
-void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile) {
-    int_block<Codes8>(args, row, rows, column, columns, tile);
+void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
+    int_block<Codes8>(args, row, rows, column, columns, tile, ahead);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -19,9 +19,8 @@ int64_t sample_rank(const float* x, int64_t n, int64_t token, const float* block
 double peak_work(PeakKind kind, int64_t iterations);
 double read_bandwidth_work(const uint8_t* data, int64_t bytes);
 
-// Writes `count` values (a multiple of the group for int8) of row `row` from column `column` on in the view's form.
-void store_activation(const ActView& out, int64_t row, int64_t column, int count, const float* values);
-// As many of each of `rows` rows; those of the next row are `stride` further.
+// Writes `count` values (a multiple of the group for int8) of each of `rows` rows from `row` and `column` on in the view's form;
+// those of the next row are `stride` further.
 void store_activations(const ActView& out, int64_t row, int rows, int64_t column, int count, const float* values, int64_t stride);
 
 }  // namespace octavo::OCTAVO_ISA

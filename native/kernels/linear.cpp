@@ -6,6 +6,7 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr int kMaxRows = kMaxRowTile;
+constexpr int kFewRows = 16;
 
 OCTAVO_INLINE vf activate(Epilogue kind, vf x) {
     switch (kind) {
@@ -30,28 +31,51 @@ void store_f32(const LinearArgs& args, int64_t row, int rows, int64_t column, in
     }
 }
 
+// What the kernel of a tile fetches meanwhile. Kernels that do little else than read weights are better without (measured).
+Ahead ahead_of(const LinearArgs& args, int rows, int64_t column, int columns) {
+    const bool floats = args.w.form == Form::F32 || args.w.form == Form::BF16, few = rows <= kFewRows;
+    const int64_t next = column + columns, left = rows == 1 || (floats && rows <= kFloatRows) ? 0 : args.w.columns - next;
+    const int64_t tiles = ceil_div(rows, floats ? kFloatRows : kIntRows) * ceil_div(columns, (floats ? kFloatVectors : kIntVectors) * L);
+    const int64_t pieces = floats ? ceil_div(args.w.panel_bytes, kPanelRowBytes * kFloatUnits) : args.a.groups();
+    return {args.w, next, left < kColumnTile ? left : kColumnTile, few ? tiles * pieces : tiles, few};
+}
+
+struct TilePlace {
+    int64_t row, column;
+};
+
+// Where in the output the tile of an index is. Tiles claimed one after the other, usually by different threads, come from
+// different regions of the output, one for each thread: they never write into one cache line, and what a thread claims lies side by
+// side. A region is a run of row tiles, whose activations stay in L2 while the weights pass by in the order they lie in memory; with
+// fewer row tiles than threads it is a run of columns. What does not divide among the threads comes last, in runs of columns.
+TilePlace tile_place(const LinearArgs& args, int64_t tile) {
+    const int64_t rows = args.row_tiles / args.streams, whole = rows * args.streams * args.column_tiles;
+    if (tile < whole) {
+        const int64_t region = tile % args.streams, place = tile / args.streams;
+        return {region * rows + place / args.column_tiles, place % args.column_tiles};
+    }
+    const int64_t row = rows * args.streams + (tile - whole) / args.column_tiles, left = (tile - whole) % args.column_tiles;
+    const int64_t region = left % args.streams, longer = args.column_tiles % args.streams;
+    return {row, region * (args.column_tiles / args.streams) + (region < longer ? region : longer) + left / args.streams};
+}
+
 }  // namespace
 
 void linear_tile(const LinearArgs& args, int64_t tile_index) {
-    // Tiles claimed one after the other, usually by different threads, never write into one cache line: rows go fastest, then
-    // one region of columns per thread, in which each thread also finds its weights in one sequence.
-    const int64_t row_index = tile_index % args.row_tiles, place = tile_index / args.row_tiles;
-    const int64_t region = place % args.streams, longer = args.column_tiles % args.streams;
-    const int64_t column_index =
-        region * (args.column_tiles / args.streams) + (region < longer ? region : longer) + place / args.streams;
-    const int64_t row_begin = row_index * args.row_tile;
+    const TilePlace place = tile_place(args, tile_index);
+    const int64_t row_begin = place.row * args.row_tile, column_begin = place.column * args.column_tile;
     const int rows = (int)(args.rows - row_begin < args.row_tile ? args.rows - row_begin : args.row_tile);
     alignas(64) float tile[kMaxRows * kColumnTile];
-    const int64_t column_begin = column_index * args.column_tile;
     const int64_t column_end =
         column_begin + args.column_tile < args.w.columns ? column_begin + args.column_tile : args.w.columns;
     for (int64_t column = column_begin; column < column_end; column += kColumnTile) {
         const int columns = (int)(column_end - column < kColumnTile ? column_end - column : kColumnTile);
+        Ahead ahead = ahead_of(args, rows, column, columns);
         switch (args.w.form) {
-            case Form::F32: gemm_f32(args, row_begin, rows, column, columns, tile); break;
-            case Form::BF16: gemm_bf16(args, row_begin, rows, column, columns, tile); break;
-            case Form::W8: gemm_w8(args, row_begin, rows, column, columns, tile); break;
-            case Form::W4: gemm_w4(args, row_begin, rows, column, columns, tile); break;
+            case Form::F32: gemm_f32(args, row_begin, rows, column, columns, tile, ahead); break;
+            case Form::BF16: gemm_bf16(args, row_begin, rows, column, columns, tile, ahead); break;
+            case Form::W8: gemm_w8(args, row_begin, rows, column, columns, tile, ahead); break;
+            case Form::W4: gemm_w4(args, row_begin, rows, column, columns, tile, ahead); break;
         }
         if (args.bias)
             for (int r = 0; r < rows; ++r)
@@ -91,7 +115,7 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
         }
         const int64_t room = args.out.width - out_column;
         const int kept = (int)(room < width ? room : width);
-        for (int r = 0; r < rows; ++r) store_activation(args.out, row_begin + r, out_column, kept, tile + r * kColumnTile);
+        store_activations(args.out, row_begin, rows, out_column, kept, tile, kColumnTile);
     }
 }
 

@@ -34,6 +34,65 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
     *scaled_sum = s * (float)all;
 }
 
+// Where a group of values comes from and its codes go, and the index of its scale and sums.
+struct GroupPlace {
+    const float* from;
+    int8_t* codes;
+    int64_t index;
+};
+
+// As quantize_group, for up to L groups at once: what is found for each of them is one lane of a vector.
+template <int Group>
+void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
+    constexpr int V = Group / L;
+    alignas(64) float rotated[L][kKPad];
+    const float* from[L];
+    vi reduced[L];
+    for (int g = 0; g < count; ++g) {
+        from[g] = places[g].from;
+        if (Group == kKPad && out.rotated) {
+            for (int v = 0; v < V; ++v) store(rotated[g] + v * L, load<vf>(from[g] + v * L));
+            hadamard32(rotated[g]);
+            from[g] = rotated[g];
+        }
+        // The bits of magnitudes are ordered as these are, NaN above all.
+        vi largest = (vi)vabs(load<vf>(from[g]));
+        for (int v = 1; v < V; ++v) largest = vmax((vi)vabs(load<vf>(from[g] + v * L)), largest);
+        reduced[g] = largest;
+    }
+    for (int g = count; g < L; ++g) reduced[g] = vi{};
+    const vi largest = fold_each(reduced, [](vi a, vi b) { return vmax(a, b); });
+    const vf inverse = select((vi)((vf)largest > splat(kSmallest)), splat(127.0f) / (vf)largest, vf{});
+    alignas(64) float inverses[L];
+    store(inverses, inverse);
+    typedef int8_t vb __attribute__((vector_size(L)));
+    for (int g = 0; g < count; ++g) {
+        const vf factor = splat(inverses[g]);
+        vi total = {};
+        for (int v = 0; v < V; ++v) {
+            const vi code = (vi)(load<vf>(from[g] + v * L) * factor + splat(12582912.0f)) - 0x4b400000;
+            total += code;
+            store(places[g].codes + v * L, __builtin_convertvector(code, vb));
+        }
+        reduced[g] = total;
+    }
+    const vi sum = fold_each(reduced, [](vi a, vi b) { return a + b; });
+    const vf scale = (vf)largest / splat(127.0f);
+    alignas(64) float scales[L], scaled_sums[L];
+    alignas(64) int32_t sums[L];
+    store(scales, scale);
+    store(scaled_sums, scale * to_float(sum));
+    store(sums, sum);
+    for (int g = 0; g < count; ++g) {
+        out.scales[places[g].index] = scales[g];
+        out.scaled_sums[places[g].index] = scaled_sums[g];
+        out.sums[places[g].index] = sums[g];
+    }
+    if (!any_lane(largest >= 0x7f800000)) return;
+    for (int g = 0; g < count; ++g)  // what is not finite takes more care
+        quantize_group(from[g], Group, places[g].codes, out.scales + places[g].index, out.scaled_sums + places[g].index, out.sums + places[g].index);
+}
+
 // Packed element (column, k) as a float, for the embedding.
 OCTAVO_INLINE float group_value(const WeightView& w, const void* values, int64_t column, int64_t group) {
     const int64_t index = (column / kPanel * w.groups + group) * kPanel + column % kPanel;
@@ -73,38 +132,41 @@ void prefetch_slot(const RopeArgs& args, int64_t slot) {
 
 }  // namespace
 
-void store_activation(const ActView& out, int64_t row, int64_t column, int count, const float* values) {
+void store_activations(const ActView& out, int64_t row, int rows, int64_t column, int count, const float* values, int64_t stride) {
     switch (out.form) {
         case Act::F32: {
-            __builtin_memcpy((float*)out.data + row * out.width + column, values, (size_t)count * 4);
+            for (int r = 0; r < rows; ++r)
+                __builtin_memcpy((float*)out.data + (row + r) * out.width + column, values + r * stride, (size_t)count * 4);
             break;
         }
         case Act::BF16: {
-            uint16_t* to = (uint16_t*)out.data + row * out.width + column;
-            int c = 0;
-            for (; c + L <= count; c += L) store_bf16(to + c, load<vf>(values + c));
-            for (; c < count; ++c) to[c] = bf16_bits(values[c]);
+            for (int r = 0; r < rows; ++r) {
+                uint16_t* to = (uint16_t*)out.data + (row + r) * out.width + column;
+                const float* from = values + r * stride;
+                int c = 0;
+                for (; c + L <= count; c += L) store_bf16(to + c, load<vf>(from + c));
+                for (; c < count; ++c) to[c] = bf16_bits(from[c]);
+            }
             break;
         }
         case Act::I8: {
-            const int64_t first = row * out.groups() + column / out.group;
-            alignas(64) float rotated[kKPad];
-            for (int g = 0; g * out.group < count; ++g) {
-                const float* from = values + g * out.group;
-                if (out.rotated) {
-                    __builtin_memcpy(rotated, from, sizeof rotated);
-                    hadamard32(rotated);
-                    from = rotated;
+            const int64_t groups = out.groups(), first = column / out.group;
+            GroupPlace places[L];
+            int held = 0;
+            auto flush = [&] {
+                if (out.group == 16) quantize_groups<16>(out, places, held);
+                else quantize_groups<32>(out, places, held);
+                held = 0;
+            };
+            for (int r = 0; r < rows; ++r)
+                for (int c = 0; c < count; c += out.group) {
+                    int8_t* to = (int8_t*)out.data + (row + r) * out.width + column + c;
+                    places[held++] = {values + r * stride + c, to, (row + r) * groups + first + c / out.group};
+                    if (held == L) flush();
                 }
-                quantize_group(from, out.group, (int8_t*)out.data + row * out.width + column + g * out.group,
-                               out.scales + first + g, out.scaled_sums + first + g, out.sums + first + g);
-            }
+            if (held > 0) flush();
         }
     }
-}
-
-void store_activations(const ActView& out, int64_t row, int rows, int64_t column, int count, const float* values, int64_t stride) {
-    for (int r = 0; r < rows; ++r) store_activation(out, row + r, column, count, values + r * stride);
 }
 
 void embed_row(const EmbedArgs& args, int64_t row) {
@@ -171,33 +233,34 @@ void norm_row(const NormArgs& args, int64_t row) {
         for (; c < width; ++c) sum += (x[c] - mean) * (x[c] - mean);
         r = 1.0f / __builtin_sqrtf(sum / (float)width + args.eps);
     }
-    alignas(64) float piece[kKPad];
-    for (int64_t c = 0; c < args.out.width; c += kKPad) {
-        const int64_t left = width - c;
-        const int count = (int)(left < kKPad ? (left < 0 ? 0 : left) : kKPad);
-        if (count == kKPad && !args.weight) {
-            store_activation(args.out, row, c, kKPad, x + c);
+    // Enough at once for the quantisation to work on whole vectors of groups.
+    constexpr int kPiece = kKPad * L;
+    alignas(64) float piece[kPiece];
+    for (int64_t c = 0; c < args.out.width; c += kPiece) {
+        const int room = (int)(args.out.width - c < kPiece ? args.out.width - c : kPiece);
+        const int count = (int)(width - c < 0 ? 0 : width - c < room ? width - c : room);
+        if (!args.weight && count == room) {
+            store_activations(args.out, row, 1, c, room, x + c, 0);
             continue;
         }
-        if (count == kKPad && args.weight) {
-            for (int i = 0; i < kKPad; i += L) {
+        int i = 0;
+        if (args.weight)
+            for (; i + L <= count; i += L) {
                 vf y = (load<vf>(x + c + i) - splat(mean)) * splat(r) * load<vf>(args.weight + c + i);
                 if (args.bias) y = y + load<vf>(args.bias + c + i);
                 store(piece + i, y);
             }
-        } else {
-            for (int i = 0; i < kKPad; ++i) {
-                if (i >= count) {
-                    piece[i] = 0.0f;
-                } else if (args.weight) {
-                    float y = (x[c + i] - mean) * r * args.weight[c + i];
-                    piece[i] = args.bias ? y + args.bias[c + i] : y;
-                } else {
-                    piece[i] = x[c + i];
-                }
+        for (; i < room; ++i) {
+            if (i >= count) {
+                piece[i] = 0.0f;
+            } else if (args.weight) {
+                float y = (x[c + i] - mean) * r * args.weight[c + i];
+                piece[i] = args.bias ? y + args.bias[c + i] : y;
+            } else {
+                piece[i] = x[c + i];
             }
         }
-        store_activation(args.out, row, c, kKPad, piece);
+        store_activations(args.out, row, 1, c, room, piece, 0);
     }
 }
 
