@@ -68,15 +68,15 @@ void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
     typedef int8_t vb __attribute__((vector_size(L)));
     for (int g = 0; g < count; ++g) {
         const vf factor = splat(inverses[g]);
-        vi total = {};
+        vu total = {};  // unsigned: of what is not finite the code is any number
         for (int v = 0; v < V; ++v) {
-            const vi code = (vi)(load<vf>(from[g] + v * L) * factor + splat(12582912.0f)) - 0x4b400000;
+            const vu code = (vu)(load<vf>(from[g] + v * L) * factor + splat(12582912.0f)) - 0x4b400000u;
             total += code;
-            store(places[g].codes + v * L, __builtin_convertvector(code, vb));
+            store(places[g].codes + v * L, __builtin_convertvector((vi)code, vb));
         }
-        reduced[g] = total;
+        reduced[g] = (vi)total;
     }
-    const vi sum = fold_each(reduced, [](vi a, vi b) { return a + b; });
+    const vi sum = fold_each(reduced, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });
     const vf scale = (vf)largest / splat(127.0f);
     alignas(64) float scales[L], scaled_sums[L];
     alignas(64) int32_t sums[L];
