@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from engine_step import NullBackend
-from recording import RESULTS, dashed, model_sha256, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 
 from octavo.benchmarking.plots import Series, chart
 from octavo.engine.config import EngineConfig
@@ -450,9 +450,7 @@ def main() -> None:
     sizes = SMALL if options.small else Sizes()
     curves = [curve for name in options.only.split(",") for curve in CURVES[name](model, sizes)]
     record |= {
-        "model": options.model,
-        "model_sha256": model_sha256(model.path),
-        "form": options.quantization or "as in the file",
+        **about_model(model.path, options.quantization),
         "repeats": model.repeats,
         "curves": {curve.name: curve.record() for curve in curves},
     }

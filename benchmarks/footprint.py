@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recording import RESULTS, provenance, write
+from recording import RESULTS, about_model, provenance, write
 
 from octavo.frontend.options import DEFAULT_MODEL
 
@@ -59,7 +59,7 @@ def main() -> None:
         load["peak_rss_bytes"] - load["packed_weights_bytes"] - load["kv_used_bytes"]
     )
     record: dict[str, Any] = provenance(["numpy", "tokenizers"]) | {
-        "model": Path(options.model).name,
+        **about_model(options.model),
         "installed_bytes": installed_bytes("octavo"),
         "import_s": statistics.median(imports),
         "command_to_first_token_s": statistics.median(first_token),

@@ -34,7 +34,7 @@ from typing import Any, Self
 import uvloop
 from http_client import Address, Connection
 from load_generator import Load, bodies, prompts_of_words
-from recording import RESULTS, dashed, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 from server_process import ServerProcess, cpu_seconds
 
 from octavo.frontend.async_llm import AsyncLLM
@@ -338,6 +338,7 @@ def main() -> None:
                 party.__exit__(None, None, None)
         if options.idle:
             record["idle"] = uvloop.run(_idle(server, options.idle, options.idle_seconds))
+    record |= about_model(options.model)
     record |= {name: getattr(options, name) for name in ("streams", "input_len", "output_len")}
     path = options.json or RESULTS / dashed(f"frontend cost {record['date'][:10]}.json")
     write(record, path)

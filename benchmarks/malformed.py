@@ -22,7 +22,7 @@ import uvloop
 from bad_requests import bad_requests, send
 from http_client import Address, call
 from known_answers import Expected, Question, ask, expected_answers, questions, wrong
-from recording import RESULTS, dashed, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 from server_process import ServerProcess, anonymous_bytes
 
 _MEBIBYTE = 1 << 20
@@ -143,6 +143,7 @@ def main() -> None:
         "faults": dict(run.faults.most_common()),
         "memory": run.memory,
     }
+    record |= about_model(options.model)
     path = options.json or RESULTS / dashed(f"malformed {record['date'][:10]}.json")
     write(record, path)
     print(f"{options.connections} connections in {seconds:.0f} s; answers by status: {record['statuses']} (0: none)")

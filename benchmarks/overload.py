@@ -30,7 +30,7 @@ from typing import Any
 import uvloop
 from http_client import Address
 from load_generator import Load, Request, bodies, percentile, prompts_of_words, stream
-from recording import RESULTS, dashed, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 from server_process import ServerProcess, cpu_seconds
 
 from octavo.frontend.tokenizer import load_tokenizer
@@ -181,6 +181,7 @@ def main() -> None:
     record |= {
         name: getattr(options, name) for name in ("seconds", "warm", "limit", "factor", "input_len", "output_len")
     }
+    record |= about_model(options.model)
     record |= measured
     path = options.json or RESULTS / dashed(f"overload {record['date'][:10]}.json")
     write(record, path)

@@ -1,14 +1,19 @@
-"""Measures octavo and llama.cpp in turn on one machine, each weight form of octavo against its like.
+"""Measures octavo beside llama.cpp, OpenVINO GenAI and vLLM on one machine, on all offline work of the comparison.
 
-    python benchmarks/peers.py --llama-bin DIR --models DIR [--name smollm2-135m] [--rounds 5]
+    python benchmarks/peers.py --models DIR [--llama-bin DIR] [--llama-avx2-bin DIR] [--openvino-python FILE]
+        [--vllm-python FILE] [--stored FILE] [--only TEXT,TEXT] [--rounds 5] [--long-rounds 3]
 
-The folder of models holds NAME (a Hugging Face directory with bf16 weights) and, for llama.cpp, NAME-bf16.gguf,
-NAME-Q8_0.gguf, NAME-Q4_1.gguf and NAME-Q4_0.gguf made from it; a pair whose files are missing is left out. octavo's w4
-runs NAME-Q4_1.gguf as stored where it is there, else the directory quantised while loading.
+The folder of models holds NAME (a Hugging Face directory with bf16 weights) and what is made of it: for llama.cpp
+NAME-bf16.gguf, NAME-Q8_0.gguf, NAME-Q4_1.gguf, NAME-Q4_0.gguf; for OpenVINO the folders NAME-ov-fp16, NAME-ov-int8 and
+NAME-ov-int4. What is missing is left out, and so is a peer whose program is not named. octavo's w4 runs NAME-Q4_1.gguf
+as it is stored, or --stored.
 
-Every run is a fresh process. The two engines take turns, and who comes first changes from round to round, so that a
-slow spell of the machine hits both. Reported are medians over the rounds and their ratio, pair by pair. Nothing else
-may run on the machine meanwhile.
+Every run is a fresh process, except vLLM's, which takes a minute to start and lives as long as a group of work lasts.
+All engines get the same prompts (llama.cpp's own benchmarks take as many random tokens); the forms take turns, from the
+first to the last in one round and back in the next, so that a slow spell of the machine hits all. A peer that after the
+first round has less than --hopeless of the best peer of its class on every row is not run again. Reported are medians
+and quartiles, the ratio to the best peer of the class, of all, and what the machine's bandwidth and peaks allow.
+Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -16,211 +21,195 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recording import RESULTS, command, dashed, model_sha256, provenance, write
+from peers_cases import GROUPS, Group, Words, measure
+from peers_engines import Engines, Form, Worker, forms
+from peers_report import Measured, compare, html, markdown
+from peers_roofline import Machine, Shape, limit
+from recording import RESULTS, command, dashed, model_sha256, peer_quality, provenance, recorded_quality, write
 
+from octavo.frontend.tokenizer import load_tokenizer
 from octavo.planning.hardware import probe
+from octavo.weights.checkpoint import open_checkpoint
 
-# GNU OpenMP, which llama.cpp uses, is erratic on few cores unless its threads are pinned.
-_PINNED = {"OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
-
-Figures = Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One workload, in the words of both engines.
-
-    ``figures`` are what octavo reports, the first being the rate that is compared; ``read_llama`` makes the same of a
-    line of llama.cpp's output.
-    """
-
-    name: str
-    figures: tuple[str, ...]
-    octavo: str
-    llama: str
-    read_llama: Callable[[dict[str, Any]], Figures]
-
-    @property
-    def rate(self) -> str:
-        return self.figures[0]
+_SLOW_START = "vllm"
+_START_SECONDS = 90  # of vLLM, for the estimate
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
-    """A model as one engine runs it."""
+@dataclass(slots=True)
+class Session:
+    """One run of this program: what is measured on what, and the figures so far."""
 
-    name: str
-    model: Path
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A workload, octavo's weight form and the peer's; and what each round measured."""
-
-    case: Case
-    ours: Form
-    theirs: Form
-    octavo: list[Figures] = field(default_factory=list)
-    llama: list[Figures] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return f"{self.case.name}, octavo {self.ours.name} / llama.cpp {self.theirs.name}"
-
-    def summary(self) -> dict[str, Any]:
-        ours, theirs = _medians(self.octavo), _medians(self.llama)
-        return {
-            "case": self.case.name,
-            "octavo_form": self.ours.name,
-            "llama_form": self.theirs.name,
-            "rate": self.case.rate,
-            "octavo": ours,
-            "llama": theirs,
-            "ratio": ours[self.case.rate] / theirs[self.case.rate],
-            "octavo_rounds": self.octavo,
-            "llama_rounds": self.llama,
-        }
-
-
-def _medians(rounds: Sequence[Figures]) -> dict[str, float]:
-    return {key: statistics.median(figures[key] for figures in rounds) for key in rounds[0]}
-
-
-# --- what is run ------------------------------------------------------------------------------------------------------
-
-
-def _decode_rate(line: dict[str, Any]) -> Figures:
-    return {"decode_tok_s": float(line["avg_ts"])}
-
-
-def _prefill_rate(line: dict[str, Any]) -> Figures:
-    return {"prefill_tok_s": float(line["avg_ts"])}
-
-
-def _batch_rates(line: dict[str, Any]) -> Figures:
-    seconds = float(line["t"])
-    prompt, output = line["pl"] * line["pp"], line["pl"] * line["tg"]
-    return {"wall_s": seconds, "output_tok_s": output / seconds, "total_tok_s": (prompt + output) / seconds}
-
-
-def cases(requests: int) -> list[Case]:
-    """One stream's decoding, one long prompt, and ``requests`` requests at once."""
-    return [
-        Case(
-            "decode 128 after 128",
-            ("decode_tok_s",),
-            "latency --input-len 128 --output-len 128",
-            "llama-bench -p 0 -n 128 -d 128 -r 1 -o jsonl",
-            _decode_rate,
-        ),
-        Case(
-            "prefill 1024",
-            ("prefill_tok_s",),
-            "prefill --input-len 1024",
-            "llama-bench -p 1024 -n 0 -r 1 -o jsonl",
-            _prefill_rate,
-        ),
-        Case(
-            f"{requests} requests of 256 in and 64 out",
-            ("total_tok_s", "output_tok_s", "wall_s"),
-            f"throughput --num-prompts {requests} --max-num-seqs {requests} --input-len 256 --output-len 64",
-            f"llama-batched-bench -c {requests * 320} -b 2048 -ub 512 -npp 256 -ntg 64 -npl {requests} "
-            "--output-format jsonl",
-            _batch_rates,
-        ),
-    ]
-
-
-def forms(models: Path, name: str) -> Iterator[tuple[Form, Form]]:
-    """octavo's forms with the forms of llama.cpp that hold as many bits; those whose files are there."""
-    directory = models / name
-    q4_1 = models / f"{name}-Q4_1.gguf"
-    w4 = Form("w4", q4_1) if q4_1.is_file() else Form("w4", directory, ("--quantization", "w4"))
-    w8 = Form("w8", directory, ("--quantization", "w8"))
-    bf16 = Form("bf16", directory, ("--quantization", "none"))
-    for ours, theirs in ((w4, "Q4_0"), (w4, "Q4_1"), (w8, "Q8_0"), (bf16, "bf16")):
-        file = models / f"{name}-{theirs}.gguf"
-        if file.is_file() and ours.model.exists():
-            yield ours, Form(theirs, file)
-        else:
-            print(f"left out: octavo {ours.name} / llama.cpp {theirs} ({file.name} or {ours.model.name} is missing)")
-
-
-# --- running ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Runner:
-    """Starts both engines; keeps the command lines, and what llama.cpp says of its build."""
-
-    octavo: tuple[str, ...]
-    llama_bin: Path
-    threads: int
+    engines: Engines
+    words: Words
+    groups: list[tuple[Group, list[Form]]]
+    rounds: int
+    long_rounds: int
+    hopeless: float
+    values: dict[tuple[str, Form], list[float]] = field(default_factory=dict)  # by row
+    about: dict[Form, dict[str, Any]] = field(default_factory=dict)
     commands: set[str] = field(default_factory=set)
-    builds: set[str] = field(default_factory=set)
+    failures: list[str] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    _kept: dict[Form, Worker] = field(default_factory=dict)
 
-    def run_octavo(self, pair: Pair) -> Figures:
-        kind, *options = pair.case.octavo.split()
-        model = ("--model", str(pair.ours.model), *pair.ours.options)
-        words = [
-            *self.octavo,
-            "bench",
-            kind,
-            *model,
-            *options,
-            "--rounds",
-            "1",
-            "--threads",
-            str(self.threads),
-            "--json",
-        ]
-        record = json.loads(self._run(words, {}))
-        return {name: float(record[name]) for name in pair.case.figures}
+    def rounds_of(self, group: Group) -> int:
+        return self.rounds if group.quick else self.long_rounds
 
-    def run_llama(self, pair: Pair) -> Figures:
-        program, *options = pair.case.llama.split()
-        words = [str(self.llama_bin / program), "-m", str(pair.theirs.model), *options, "-t", str(self.threads)]
-        lines = [line for line in self._run(words, _PINNED).splitlines() if line.startswith("{")]
-        record = json.loads(lines[-1])
-        if "build_commit" in record:
-            self.builds.add(f"{record['build_commit']} ({record['build_number']})")
-        return pair.case.read_llama(record)
+    def estimate(self) -> float:
+        """Seconds that everything takes, if nobody is dropped."""
+        runs = sum(self.rounds_of(group) * group.seconds[form.engine] for group, found in self.groups for form in found)
+        starts = {form for group, found in self.groups for form in found if form.engine == _SLOW_START}
+        return runs + _START_SECONDS * len(starts) + 30
 
-    def _run(self, words: list[str], environment: Mapping[str, str]) -> str:
-        self.commands.add(command(words))
-        done = subprocess.run(words, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{command(words)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-        return done.stdout
+    def run(self) -> None:
+        """All groups one after another, all rounds of each."""
+        began = time.monotonic()
+        total = self.estimate()
+        print(f"{len(self.groups)} groups of work, about {total / 60:.0f} minutes at most", flush=True)
+        try:
+            for group, found in self.groups:
+                self._group(group, list(found))
+                self._close({form for later, rest in self.groups if later is not group for form in rest})
+                print(f"--- {group.key} done after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+        finally:
+            self._close(set())
+
+    def _group(self, group: Group, found: list[Form]) -> None:
+        for number in range(self.rounds_of(group)):
+            for form in found if number % 2 == 0 else reversed(found):
+                self._once(group, form, number)
+            if number == 0:
+                found = [form for form in found if not self._is_hopeless(group, form, found)]
+
+    def _once(self, group: Group, form: Form, number: int) -> None:
+        try:
+            figures = measure(
+                group,
+                form,
+                self.engines,
+                self.words,
+                f"{group.key} {number}",
+                worker=self._worker,
+                log=self.commands,
+            )
+        except RuntimeError as error:
+            self.failures.append(f"{group.key}, {form.title}: {error}")
+            print(f"round {number + 1}: {form.title}: {error}", flush=True)
+            return
+        for row, value in figures.items():
+            self.values.setdefault((row, form), []).append(value)
+        shown = ", ".join(f"{row} {value:,.4g}" for row, value in figures.items())
+        print(f"round {number + 1}: {form.title}: {shown}", flush=True)
+
+    def _worker(self, form: Form) -> tuple[Worker, bool]:
+        """A started engine, and whether it is to be closed after this work."""
+        worker = self._kept.get(form)
+        if worker is None:
+            worker = Worker(form, self.engines)
+            self.about[form] = worker.about
+            self.commands.add(command(worker.command))
+            if form.engine == _SLOW_START:
+                self._kept[form] = worker
+        return worker, form.engine != _SLOW_START
+
+    def _close(self, needed: set[Form]) -> None:
+        for form in [form for form in self._kept if form not in needed]:
+            self._kept.pop(form).close()
+
+    def _is_hopeless(self, group: Group, form: Form, found: Sequence[Form]) -> bool:
+        """Whether a peer is far behind the best peer of its class on every row of the group."""
+        if form.ours or not group.rows:
+            return False
+        for row in group.rows:
+            ours = self.values.get((row.key, form))
+            others = [
+                values[0]
+                for other in found
+                if other.bits == form.bits and not other.ours and (values := self.values.get((row.key, other)))
+            ]
+            if ours and not self._far_behind(ours[0], others, lower=row.lower):
+                return False
+        self.dropped.append(f"{form.title} after the first round of {group.key}")
+        return True
+
+    def _far_behind(self, value: float, others: Sequence[float], *, lower: bool) -> bool:
+        return min(others) < self.hopeless * value if lower else value < self.hopeless * max(others)
 
 
-def measure(runner: Runner, pairs: Sequence[Pair], rounds: int) -> None:
-    """Run every pair once a round. A form that stands in several pairs is run once for each: neighbours in time."""
-    for number in range(rounds):
-        for pair in pairs:
-            sides = [(pair.octavo, runner.run_octavo), (pair.llama, runner.run_llama)]
-            for figures, run in sides if number % 2 == 0 else reversed(sides):
-                figures.append(run(pair))
-            ours, theirs = pair.octavo[-1][pair.case.rate], pair.llama[-1][pair.case.rate]
-            print(f"round {number + 1}: {pair.name}: {ours:.1f} / {theirs:.1f} tokens/s", flush=True)
+# --- what the machine can do ------------------------------------------------------------------------------------------
 
 
-def table(summaries: Sequence[dict[str, Any]]) -> str:
-    """The medians and their ratio as lines of text."""
-    lines = [f"{'':36} {'octavo':>16} {'llama.cpp':>18} {'ratio':>7}"]
-    for row in summaries:
-        ours, theirs = (f"{row[side + '_form']} {row[side][row['rate']]:8.1f}" for side in ("octavo", "llama"))
-        lines.append(f"{row['case']:36} {ours:>16} {theirs:>18} {row['ratio']:6.2f}x")
-    return "\n".join(lines)
+def peaks(isa: str = "") -> dict[str, Any]:
+    """``octavo bench machine``, in a process of its own."""
+    words = [sys.executable, "-m", "octavo.cli.main", "bench", "machine", "--json"]
+    environment = {**os.environ, **({"OCTAVO_ISA": isa} if isa else {})}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def limits(session: Session, shapes: dict[bool, Shape], machines: dict[str, Machine]) -> dict[tuple[str, str], float]:
+    """What the machine allows of each row and form of octavo."""
+    found: dict[tuple[str, str], float] = {}
+    for group, row in ((one, row) for one, _ in session.groups for row in one.rows):
+        for form, about in session.about.items():
+            if form.ours and (row.key, form) in session.values:
+                value = limit(
+                    row.key,
+                    shapes[group.large],
+                    machines[form.isa],
+                    bits=form.bits,
+                    weights_bytes=about["weights_bytes"],
+                    kv_token_bytes=about["kv_token_bytes"],
+                    requests=group.requests,
+                )
+                if value is not None:
+                    found[row.key, form.title] = value
+    return found
+
+
+# --- the record -------------------------------------------------------------------------------------------------------
+
+
+def quality(form: Form, sha256: dict[Path, str]) -> dict[str, Any]:
+    """The recorded divergence of a form, or why there is none."""
+    if "random" in form.model.name:
+        return {"mean_kl": None, "reason": "random weights: there is nothing to be faithful to"}
+    if form.ours:
+        return recorded_quality(sha256[form.model], form.settings["quantization"] or "as stored")
+    return peer_quality(form.engine.removesuffix(" (AVX2)"), form.name)
+
+
+def figures(session: Session, qualities: dict[Form, dict[str, Any]]) -> dict[str, list[Measured]]:
+    """The measured forms by row."""
+    found: dict[str, list[Measured]] = {}
+    for (row, form), values in session.values.items():
+        found.setdefault(row, []).append(Measured(form, values, qualities[form]["mean_kl"]))
+    return found
+
+
+def chosen(
+    groups: Sequence[Group], small: list[Form], large: list[Form], only: str
+) -> Iterator[tuple[Group, list[Form]]]:
+    """The work and who does it. ``only``: texts, separated by commas, that a group's key or a form's title holds."""
+    wanted = [text for text in only.split(",") if text]
+    keys = {group.key for group in groups}
+    group_words, form_words = [w for w in wanted if w in keys], [w for w in wanted if w not in keys]
+    for group in groups:
+        if group_words and group.key not in group_words:
+            continue
+        found = [form for form in (large if group.large else small) if group.runs(form)]
+        found = [form for form in found if not form_words or any(word in form.title for word in form_words)]
+        if found:
+            yield group, sorted(found, key=lambda form: form.bits)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -228,44 +217,90 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    parser.add_argument("--llama-bin", type=Path, required=True, help="folder of llama-bench and llama-batched-bench")
     parser.add_argument("--models", type=Path, required=True, help="folder of models")
     parser.add_argument("--name", default="smollm2-135m", help="the model's name in that folder")
-    parser.add_argument("--rounds", type=int, default=5, help="how often everything is run")
-    parser.add_argument("--requests", type=int, default=64, help="requests of the batch")
-    parser.add_argument("--threads", type=int, default=probe().default_threads, help="threads of both engines")
-    parser.add_argument("--only", default="", help="run only the pairs whose name holds this text")
+    parser.add_argument("--large", default="llama-1b-random", help="name of the model of the 1B shape")
+    parser.add_argument("--stored", type=Path, help="GGUF file that octavo's w4 and llama.cpp's Q4_1 run")
+    parser.add_argument("--llama-bin", type=Path, help="folder of llama-bench, llama-batched-bench, llama-completion")
+    parser.add_argument("--llama-avx2-bin", type=Path, help="the same, built for AVX2 only")
+    parser.add_argument("--openvino-python", type=Path, help="Python of an environment with openvino-genai")
+    parser.add_argument("--vllm-python", type=Path, help="Python of an environment with vLLM")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of quick work")
+    parser.add_argument("--long-rounds", type=int, default=3, help="rounds of long work")
+    parser.add_argument("--hopeless", type=float, default=0.75, help="share of the best below which a peer is dropped")
+    parser.add_argument("--threads", type=int, default=probe().default_threads, help="threads of all engines")
     parser.add_argument(
-        "--octavo", nargs="+", default=[sys.executable, "-m", "octavo.cli.main"], help="octavo's command"
+        "--only", default="", help=f"only these groups ({', '.join(g.key for g in GROUPS)}) or forms, by commas"
     )
-    parser.add_argument("--json", type=Path, help="file to write; else one in benchmarks/results")
+    parser.add_argument("--estimate", action="store_true", help="say how long it takes, and stop")
+    parser.add_argument("--json", type=Path, help="file to write, tables beside it; else one in benchmarks/results")
     return parser.parse_args(argv)
 
 
 def main() -> None:
     arguments = parse()
-    matched = list(forms(arguments.models, arguments.name))
-    pairs = [Pair(case, ours, theirs) for case in cases(arguments.requests) for ours, theirs in matched]
-    pairs = [pair for pair in pairs if arguments.only in pair.name]
-    if not pairs:
-        raise SystemExit("nothing to run: the folder of models lacks the files, or --only fits no pair")
-    record = {"what": "octavo and llama.cpp, interleaved", **provenance(["numpy"])}
-    runner = Runner(tuple(arguments.octavo), arguments.llama_bin, arguments.threads)
-    measure(runner, pairs, arguments.rounds)
-    summaries = [pair.summary() for pair in pairs]
-    models = sorted({form.model for pair in pairs for form in (pair.ours, pair.theirs)})
+    engines = Engines(
+        Path(sys.executable),
+        arguments.llama_bin,
+        arguments.llama_avx2_bin,
+        arguments.openvino_python,
+        arguments.vllm_python,
+        arguments.threads,
+    )
+    small = list(forms(arguments.models, arguments.name, engines, arguments.stored))
+    large = list(forms(arguments.models, arguments.large, engines))
+    groups = list(chosen(GROUPS, small, large, arguments.only))
+    if not groups:
+        raise SystemExit("nothing to run: the folder of models lacks the files, or --only fits nothing")
+    record = {"what": "octavo and other engines, interleaved", **provenance(["numpy"])}
+    words = Words(load_tokenizer(open_checkpoint(arguments.models / arguments.name)))
+    session = Session(engines, words, groups, arguments.rounds, arguments.long_rounds, arguments.hopeless)
+    if arguments.estimate:
+        print(f"about {session.estimate() / 60:.0f} minutes at most")
+        return
+    levels = sorted({form.isa for _, found in groups for form in found if form.ours})
+    before = {isa: peaks(isa) for isa in levels}
+    session.run()
+    after = {isa: peaks(isa) for isa in levels}
+    machines = {isa: Machine.from_records(before[isa], after[isa]) for isa in levels}
+    shapes = {large: Shape.read(arguments.models / name) for large, name in ((False, arguments.name),
+              (True, arguments.large)) if any(group.large == large for group, _ in groups)}  # fmt: skip
+
+    everyone = sorted({form for _, found in groups for form in found}, key=lambda form: form.title)
+    sha256 = {model: model_sha256(model) for model in sorted({form.model for form in everyone})}
+    qualities = {form: quality(form, sha256) for form in everyone}
+    comparisons = compare(figures(session, qualities), limits(session, shapes, machines))
     record |= {
-        "llama_cpp_build": sorted(runner.builds),
-        "llama_cpp_environment": _PINNED,
         "threads": arguments.threads,
         "rounds": arguments.rounds,
-        "models_sha256": {model.name: model_sha256(model) for model in models},
-        "commands": sorted(runner.commands),
-        "pairs": summaries,
+        "long_rounds": arguments.long_rounds,
+        "peers": engines.versions(),
+        "machine_peaks": {isa or "native": [before[isa], after[isa]] for isa in levels},
+        "models_sha256": {model.name: digest for model, digest in sha256.items()},
+        "forms": {
+            f"{form.title} of {form.model.name}": {
+                "class_bits": form.bits,
+                "quality": qualities[form],
+                **session.about.get(form, {}),
+            }
+            for form in everyone
+        },
+        "commands": sorted(session.commands),
+        "not_repeated": session.dropped,
+        "failures": session.failures,
+        "values": [
+            {"row": row, "form": form.title, "model": form.model.name, "rounds": values}
+            for (row, form), values in session.values.items()
+        ],
+        "comparisons": [each.record() for each in comparisons],
     }
     path = arguments.json or RESULTS / dashed(f"peers {arguments.name} {record['date'][:10]}.json")
     write(record, path)
-    print(f"\n{table(summaries)}\n\nwritten to {path}")
+    table = markdown(comparisons)
+    path.with_suffix(".md").write_text(table, encoding="utf-8")
+    remarks = [f"{form.title}: {qualities[form]}" for form in everyone] + session.dropped + session.failures
+    path.with_suffix(".html").write_text(html(comparisons, str(record["what"]), remarks), encoding="utf-8")
+    print(f"\n{table}\nwritten to {path}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every recorded measurement says about itself: command, machine, date, versions and model."""
+"""What every recorded measurement says about itself: command, machine, date, versions, model, form and quality."""
 
 from __future__ import annotations
 
@@ -14,13 +14,26 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from octavo.benchmarking.record import model_sha256
-from octavo.planning.hardware import probe
+from octavo.benchmarking.quality import AS_STORED, RESULTS, no_quality, peer_quality, recorded_quality
+from octavo.benchmarking.record import machine_description, model_sha256
+from octavo.weights.hub import resolve_model
 
-__all__ = ["RESULTS", "command", "dashed", "machine", "model_sha256", "provenance", "versions", "write"]
+__all__ = [
+    "RESULTS",
+    "about_model",
+    "command",
+    "dashed",
+    "machine",
+    "model_sha256",
+    "no_quality",
+    "peer_quality",
+    "provenance",
+    "recorded_quality",
+    "versions",
+    "write",
+]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
@@ -33,14 +46,22 @@ def provenance(packages: Iterable[str]) -> dict[str, Any]:
     }
 
 
+def about_model(name: str | Path, form: str | None = None) -> dict[str, Any]:
+    """Name, hash, weight form (None: as stored) and recorded quality of the model that was run."""
+    model = resolve_model(str(name))
+    digest = model_sha256(model)
+    return {
+        "model": model.name,
+        "model_sha256": digest,
+        "form": form or AS_STORED,
+        "quality": recorded_quality(digest, form),
+    }
+
+
 def machine() -> dict[str, Any]:
     """The processor, the cores this process may use, the system, and how busy it was just before."""
-    hardware = probe()
     return {
-        "cpu": hardware.cpu_model,
-        "cores": hardware.physical_cores,
-        "architecture": hardware.architecture,
-        "huge_pages": hardware.huge_pages,
+        **machine_description(None),
         "system": platform.system(),
         "load_average": round(os.getloadavg()[0], 2),
     }

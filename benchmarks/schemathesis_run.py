@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from openapi_cases import SMALL_SERVER, try_cases
-from recording import RESULTS, dashed, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 from server_process import ServerProcess
 
 
@@ -39,6 +39,7 @@ def main() -> None:
         "statuses": {str(status): count for status, count in sorted(tried.statuses.items())},
         "faults": tried.faults,
     }
+    record |= about_model(options.model)
     path = options.json or RESULTS / dashed(f"schemathesis {record['date'][:10]}.json")
     write(record, path)
     print(f"{record['cases']} cases, {len(tried.cases)} operations, answers by status {record['statuses']}")

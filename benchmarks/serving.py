@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from load_generator import LOADS, Load
-from recording import RESULTS, command, dashed, model_sha256, provenance, write
+from recording import RESULTS, command, dashed, model_sha256, peer_quality, provenance, recorded_quality, write
 from server_process import OCTAVO, ServerProcess
 
 _HERE = Path(__file__).resolve().parent
@@ -200,8 +200,21 @@ def table(found: Sequence[Server], loads: Sequence[Load]) -> str:
     return "\n".join(lines)
 
 
-def _record(server: Server) -> dict[str, Any]:
+def _quality(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The recorded divergence of what the server runs, or why there is none."""
+    engine, _, form = server.name.partition(" ")
+    if engine != "octavo":
+        return peer_quality({"llama-server": "llama.cpp"}.get(engine, engine), form)
+    words = server.command
+    asked = words[words.index("--quantization") + 1] if "--quantization" in words else None
+    return recorded_quality(digests[server.model.name], asked)
+
+
+def _record(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
     return {
+        "model": server.model.name,
+        "form": server.name.partition(" ")[2],
+        "quality": _quality(server, digests),
         "command": command(server.command),
         "environment": {name: command(value.split(":")) for name, value in server.environment.items()},
         "start_s": statistics.median(start["start_s"] for start in server.starts),
@@ -242,12 +255,13 @@ def main() -> None:
         loads = [Load(**asdict(load) | {"requests": options.requests}) for load in loads]
     record = {"what": "servers side by side over HTTP", **provenance(["uvicorn", "starlette", "msgspec"])}
     measure(found, loads, options.rounds, options.seed, options.models / options.name)
+    digests = {model.name: model_sha256(model) for model in sorted({server.model for server in found})}
     record |= {
         "rounds": options.rounds,
         "loads": [asdict(load) for load in loads],
-        "models_sha256": {model.name: model_sha256(model) for model in sorted({server.model for server in found})},
+        "models_sha256": digests,
         "peers": _peer_versions(options),
-        "servers": {server.name: _record(server) for server in found},
+        "servers": {server.name: _record(server, digests) for server in found},
     }
     path = options.json or RESULTS / dashed(f"serving {options.name} {record['date'][:10]}.json")
     write(record, path)

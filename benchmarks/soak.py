@@ -32,7 +32,7 @@ from bad_requests import BadRequest, bad_requests, send
 from http_client import ProtocolError, call
 from known_answers import Asked, Behaviour, Expected, Question, ask, expected_answers, heavy_questions, questions, wrong
 from load_generator import percentile
-from recording import RESULTS, dashed, provenance, write
+from recording import RESULTS, about_model, dashed, provenance, write
 from server_process import ServerProcess, anonymous_bytes
 
 _MEBIBYTE = 1 << 20
@@ -309,6 +309,7 @@ def main() -> None:
         "counters_at_the_end": counters,
         "samples": soak.samples,
     }
+    record |= about_model(options.model)
     path = options.json or RESULTS / dashed(f"soak {record['date'][:10]}.json")
     write(record, path)
     _report(soak, record, rise, lives)

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from octavo.benchmarking.quality import no_quality
 from octavo.planning.hardware import probe
 
 __all__ = ["machine_description", "make_record", "median_of_rounds", "model_sha256", "provenance", "safe_command"]
@@ -80,8 +81,9 @@ def safe_command(arguments: Sequence[str]) -> str:
 
 
 def make_record(benchmark: str, figures: Mapping[str, Any], *, threads: int | None, **about: Any) -> dict[str, Any]:
-    """A record of ``figures``; ``about`` is what was measured: model, form, lengths."""
-    return {"benchmark": benchmark, **figures, **about, **provenance(threads)}
+    """A record of ``figures``; ``about`` is what was measured: model, form, its quality, lengths."""
+    known = {"quality": no_quality("no model was run")} | about
+    return {"benchmark": benchmark, **figures, **known, **provenance(threads)}
 
 
 def median_of_rounds(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:

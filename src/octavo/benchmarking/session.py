@@ -25,6 +25,7 @@ from octavo.benchmarking.figures import detailed, summarise
 from octavo.benchmarking.load import Counts, Shot, drive
 from octavo.benchmarking.options import BenchOptions
 from octavo.benchmarking.progress import showing
+from octavo.benchmarking.quality import AS_STORED, no_quality, recorded_quality
 from octavo.benchmarking.record import model_sha256
 from octavo.benchmarking.speculation import counters, speculation
 from octavo.benchmarking.workload import WordSource
@@ -159,6 +160,8 @@ def _settings(server: Server, options: BenchOptions, tokenizer_id: str, count: i
         "label": options.label,
         "model_id": server.model,
         "model_sha256": None if root is None else _hash(root),
+        "form": None,
+        "quality": _quality(root, options.notes.get("form")),
         "tokenizer_id": tokenizer_id,
         "num_prompts": count,
         "request_rate": "inf" if math.isinf(options.request_rate) else rate,
@@ -341,6 +344,15 @@ def _cpu_seconds() -> float:
 def local_root(server: Server) -> str | None:
     """Where the served model is on this machine, if it is."""
     return server.root if server.root is not None and Path(server.root).exists() else None
+
+
+def _quality(root: str | None, form: str | None) -> dict[str, Any]:
+    """The recorded divergence of the served model, where the model is here and --metadata tells its weight form."""
+    if root is None:
+        return no_quality("the server does not tell where its model is on this machine")
+    if form is None:
+        return no_quality("servers do not tell their weight form; --metadata form=w8 does")
+    return recorded_quality(_hash(root), None if form == AS_STORED else form)
 
 
 @functools.cache

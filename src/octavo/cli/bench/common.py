@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -77,13 +77,15 @@ def greedy(output_len: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
 
 
-def about_model(model: str, quantization: opt.Quantization | None) -> dict[str, str]:
-    """Which model it was, and in which form, as recorded."""
+def about_model(model: str, quantization: opt.Quantization | None) -> dict[str, Any]:
+    """Which model it was, in which form, and how far that is from float32, as recorded."""
+    from octavo.benchmarking.quality import recorded_quality
     from octavo.benchmarking.record import model_sha256
     from octavo.weights.hub import resolve_model
 
-    form = form_name(quantization)
-    return {"model": model, "model_sha256": model_sha256(resolve_model(model)), "form": form}
+    digest = model_sha256(resolve_model(model))
+    quality = recorded_quality(digest, None if quantization is None else quantization.value)
+    return {"model": model, "model_sha256": digest, "form": form_name(quantization), "quality": quality}
 
 
 def form_name(quantization: opt.Quantization | None) -> str:

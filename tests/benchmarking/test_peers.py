@@ -1,0 +1,128 @@
+"""The comparison with other engines: who is compared with whom, what is a target met, and what the machine allows."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+MODULES = ("recording", "peers_engines", "peers_cases", "peers_report", "peers_roofline", "peers")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The scripts, imported from where they are run."""
+    pytest.importorskip("psutil")
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    found = {name: __import__(name) for name in MODULES}
+    for name in MODULES:
+        monkeypatch.delitem(sys.modules, name)
+    return SimpleNamespace(**found)
+
+
+def _measured(scripts: Any, engine: str, name: str, bits: int, *values: float, kl: float | None = None) -> Any:
+    form = scripts.peers_engines.Form(engine, name, bits, Path("model"))
+    return scripts.peers_report.Measured(form, values, kl)
+
+
+def _row(scripts: Any, key: str) -> Any:
+    return next(row for group in scripts.peers_cases.GROUPS for row in group.rows if row.key == key)
+
+
+def test_a_form_is_compared_with_its_class_and_with_lower_classes_only(scripts: Any) -> None:
+    everyone = [
+        _measured(scripts, "octavo", "w8", 8, 300.0, kl=2e-3),
+        _measured(scripts, "a", "int8", 8, 100.0, kl=3e-3),
+        _measured(scripts, "a", "int4", 4, 150.0),
+        _measured(scripts, "b", "bf16", 16, 200.0, kl=1e-3),
+    ]
+    (found,) = scripts.peers_report.compare({"decode": everyone}, {})
+    assert (found.of_class.form.name, found.fair.form.name, found.of_all.form.name) == ("int8", "int4", "bf16")
+    assert found.ratio(found.of_class) == pytest.approx(3.0)
+    assert found.met is True  # 1.5 was to be reached
+    assert found.record()["of_all"]["ratio"] == pytest.approx(1.5)
+
+
+def test_quality_that_is_not_up_to_a_class_takes_a_form_out_of_it(scripts: Any) -> None:
+    assert _measured(scripts, "a", "bf16", 16, 1.0, kl=2e-3).bits == 8
+    assert _measured(scripts, "a", "bf16", 16, 1.0, kl=5e-3).bits == 4
+    assert _measured(scripts, "a", "int8", 8, 1.0, kl=4e-3).bits == 8
+    assert _measured(scripts, "a", "int8", 8, 1.0).bits == 8  # not known: by the bits of the weights
+
+
+def test_at_four_bits_a_peer_of_better_quality_is_no_rival(scripts: Any) -> None:
+    ours = _measured(scripts, "octavo", "w4", 4, 100.0, kl=3e-3)
+    better, worse = (_measured(scripts, "a", name, 4, 90.0, kl=kl) for name, kl in (("fine", 1e-3), ("rough", 0.3)))
+    (found,) = scripts.peers_report.compare({"decode": [ours, better, worse]}, {})
+    assert found.of_class.form.name == "rough"
+
+
+def test_memory_is_compared_with_the_smallest_peer_and_start_with_nobody(scripts: Any) -> None:
+    memory = [
+        _measured(scripts, "octavo", "bf16", 16, 500.0),
+        _measured(scripts, "a", "bf16", 16, 2000.0),
+        _measured(scripts, "a", "int4", 4, 1000.0),
+    ]
+    start = [_measured(scripts, "octavo", "w4", 4, 0.7)]
+    one, two = scripts.peers_report.compare({"memory": memory, "start": start}, {})
+    assert (one.peer.form.name, one.met) == ("int4", True)
+    assert two.met is False
+
+
+def test_the_table_shows_spread_target_and_limit(scripts: Any) -> None:
+    everyone = [_measured(scripts, "octavo", "bf16", 16, 90.0, 100.0, 110.0), _measured(scripts, "a", "bf16", 16, 50.0)]
+    found = scripts.peers_report.compare({"decode": everyone}, {("decode", "octavo bf16"): 125.0})
+    line = scripts.peers_report.markdown(found).splitlines()[-1]
+    assert "| bf16 | 100 (95–105) | a bf16: 50 (50–50) |" in line
+    assert "2.00 (1.90–2.10)" in line
+    assert "≥ 1.2: met" in line
+    assert "125 (80%)" in line
+    assert "| 2.50 |" in line
+    page = scripts.peers_report.html(found, "<title>", ["a & b"])
+    assert "&lt;title&gt;" in page
+    assert "a &amp; b" in page
+
+
+def test_the_limit_is_that_of_bytes_or_of_operations(scripts: Any) -> None:
+    roofline: ModuleType = scripts.peers_roofline
+    shape = roofline.Shape(linear=1000, head=100, attention=10)
+    slow_memory = roofline.Machine(bytes_s=1000.0, int8_s=1e12, bf16_s=1e12)
+    common: dict[str, Any] = {"bits": 8, "weights_bytes": 500.0, "kv_token_bytes": 0.0, "requests": 2}
+    assert roofline.limit("decode", shape, slow_memory, **common) == pytest.approx(2.0)
+    assert roofline.limit("1b batch", shape, slow_memory, **common) == pytest.approx(640 / 32.0)
+    slow_sums = roofline.Machine(bytes_s=1e15, int8_s=2000.0, bf16_s=1000.0)
+    seconds = 2 * (1024 * 1000 + 100) / 2000 + 10 * (1024 * 1025 / 2) / 1000
+    assert roofline.limit("prefill", shape, slow_sums, **common) == pytest.approx(1024 / seconds)
+    assert roofline.limit("memory", shape, slow_sums, **common) == pytest.approx(500 / 2**20)
+    assert roofline.limit("start", shape, slow_sums, **common) is None
+
+
+def test_only_names_groups_and_forms(scripts: Any) -> None:
+    forms = [scripts.peers_engines.Form(engine, name, 8, Path("m")) for engine, name in (("octavo", "w8"),
+             ("openvino", "int8/bf16"), ("vllm", "bf16"))]  # fmt: skip
+    groups = scripts.peers_cases.GROUPS
+    (chosen,) = scripts.peers.chosen(groups, forms, [], "batch,octavo,vllm")
+    assert chosen[0].key == "batch"
+    assert [form.title for form in chosen[1]] == ["octavo w8", "vllm bf16"]
+    assert not list(scripts.peers.chosen(groups, forms, [], "1b"))
+
+
+def test_a_peer_far_behind_its_class_is_not_run_again(scripts: Any) -> None:
+    form = scripts.peers_engines.Form
+    ours, fast, slow, other = (
+        form("octavo", "w8", 8, Path("m")), form("a", "int8", 8, Path("m")), form("b", "Q8", 8, Path("m")),
+        form("b", "Q4", 4, Path("m")),
+    )  # fmt: skip
+    group = scripts.peers_cases.GROUPS[0]
+    session = scripts.peers.Session(None, None, [], 5, 3, 0.75)
+    for each, value in ((ours, 9.0), (fast, 5.0), (slow, 3.0), (other, 1.0)):
+        for row in group.rows:
+            session.values[row.key, each] = [value]
+    found = [ours, fast, slow, other]
+    assert [each for each in found if session._is_hopeless(group, each, found)] == [slow]
+    session.values["prefill", slow] = [4.0]
+    assert not session._is_hopeless(group, slow, found)
