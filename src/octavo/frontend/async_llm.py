@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 
 from octavo.engine.stats import EngineStats
-from octavo.errors import GenerationError, ParameterError
+from octavo.errors import ParameterError
 from octavo.frontend.conversations import render_conversations
 from octavo.frontend.dispatcher import Dispatcher, Stream
 from octavo.frontend.engine_link import EngineLink, LocalLink, ProcessLink
+from octavo.frontend.generation import Generation
 from octavo.frontend.input_processor import InputProcessor, Prompt, PromptText, parse_prompt
 from octavo.frontend.loading import LoadedModel, ModelFacts, RemoteModel, load_engine
 from octavo.frontend.options import DEFAULT_MODEL, EngineOptions
@@ -173,13 +174,46 @@ class AsyncLLM:
         add_special_tokens: bool,
         tenant: str | None,
     ) -> AsyncGenerator[RequestOutput, None]:
+        generation = await self._open(prompt, params, request_id, priority, output_kind, add_special_tokens, tenant)
+        try:
+            while (output := await generation.next()) is not None:
+                yield output
+        finally:
+            generation.close()
+
+    async def open(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+        output_kind: OutputKind = "cumulative",
+        add_special_tokens: bool = True,
+        tenant: str | None = None,
+    ) -> Generation:
+        """Start what ``generate`` iterates over, to be read with ``next``; whoever opens it has to close it."""
+        parsed = parse_prompt(prompt)
+        return await self._open(parsed, sampling_params, request_id, priority, output_kind, add_special_tokens, tenant)
+
+    async def _open(
+        self,
+        prompt: PromptText,
+        params: SamplingParams | None,
+        request_id: str | None,
+        priority: int | None,
+        output_kind: OutputKind,
+        add_special_tokens: bool,
+        tenant: str | None,
+    ) -> Generation:
         if output_kind not in ("cumulative", "delta", "final"):
             raise ParameterError("output_kind", output_kind, "one of cumulative, delta, final")
         if request_id is None:
             request_id = uuid.uuid4().hex
         elif not isinstance(request_id, str) or not request_id:
             raise ParameterError("request_id", request_id, "a non-empty string or None")
-        self._dispatcher.check()
+        dispatcher = self._dispatcher
+        dispatcher.check()
         token_ids: list[int] | None = None
         if prompt.text is not None and len(prompt.text) > _LONG_TEXT:
             (token_ids,) = await asyncio.to_thread(self._inputs.encode, [prompt], add_special_tokens)
@@ -187,27 +221,9 @@ class AsyncLLM:
             request_id, prompt, params, token_ids=token_ids, add_special_tokens=add_special_tokens, priority=priority
         )
         request.tenant = tenant
-        dispatcher = self._dispatcher
         stream = Stream(request, state, asyncio.get_running_loop(), paced=output_kind != "final")
         dispatcher.add(stream)
-        texts = dispatcher.outputs.texts
-        try:
-            while True:
-                await stream.wait()
-                if stream.failure is not None:
-                    raise stream.failure
-                output = state.output(texts, output_kind)
-                dispatcher.note_read(stream)
-                if output is None:
-                    continue
-                if output.error is not None:
-                    raise GenerationError(f"request {request_id} failed: {output.error}")
-                yield output
-                if output.finished:
-                    return
-        finally:
-            # Nothing happens when it has finished; otherwise nobody reads the answer any more.
-            dispatcher.abort(request_id, stream)
+        return Generation(dispatcher, stream, output_kind)
 
     async def abort(self, request_id: str) -> bool:
         """End a request within one engine step: its stream gets a last output with finish reason "abort".

@@ -72,14 +72,19 @@ class Stream:
         self.waiter: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Until there is something to read. The flag is lowered before the state is read, so no change is lost."""
+        """Until something has changed. Whoever reads lowers the flag before the state is read, so no change is lost."""
         while not self.changed:
             self.waiter = self.loop.create_future()
             try:
                 await self.waiter
             finally:
                 self.waiter = None
-        self.changed = False
+
+    def fail(self, error: BaseException) -> None:
+        """Have the reader get an error, in its event loop."""
+        self.failure = error
+        self.changed = True
+        _wake([self])
 
 
 def _wake(streams: list[Stream]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -159,7 +158,10 @@ class _Sequence:
                 end -= 1
             if self._decoded < end:
                 push = self._detokenizer.push
-                self._text += "".join([push(token) for token in self.token_ids[self._decoded : end]])
+                if self._decoded + 1 == end:
+                    self._text += push(self.token_ids[self._decoded])
+                else:
+                    self._text += "".join([push(token) for token in self.token_ids[self._decoded : end]])
                 self._decoded = end
         if self.finish_reason is not None:
             self._close()
@@ -235,7 +237,10 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         """Tokens generated so far in all sequences."""
-        return sum([len(sequence.token_ids) for sequence in self.sequences])
+        sequences = self.sequences
+        if len(sequences) == 1:
+            return len(sequences[0].token_ids)
+        return sum([len(sequence.token_ids) for sequence in sequences])
 
     @property
     def finish_reasons(self) -> list[str | None]:
@@ -271,7 +276,8 @@ class RequestState:
         numbered from 0.
         """
         with self.lock:
-            if not self.finished and (self._chooses or kind == "final"):
+            finished = self.running == 0
+            if not finished and (self._chooses or kind == "final"):
                 return None
             delta = kind == "delta" and not self._chooses
             if self._chooses:
@@ -296,9 +302,9 @@ class RequestState:
                 self.prompt_ids,
                 prompt_logprobs,
                 outputs,
-                self.finished,
+                finished,
                 self.num_cached_tokens,
-                copy(self.metrics),
+                self.metrics.copy(),
                 self.error,
             )
 

@@ -53,6 +53,12 @@ class RequestMetrics:
     last_token_time: float | None = None
     finished_time: float | None = None
 
+    def copy(self) -> RequestMetrics:
+        """These times, which may change later. Every output has them, so this is written for speed."""
+        return RequestMetrics(
+            self.arrival_time, self.scheduled_time, self.first_token_time, self.last_token_time, self.finished_time
+        )
+
     @property
     def time_to_first_token(self) -> float | None:
         """Seconds from arrival to the first token."""

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from octavo.server.failures import ClientGone, Failure, Kind, failure_of
 
 if TYPE_CHECKING:
+    from octavo.frontend.generation import Generation
     from octavo.frontend.input_processor import Prompt
     from octavo.frontend.output_processor import OutputKind
     from octavo.frontend.outputs import RequestMetrics, RequestOutput
@@ -153,15 +154,6 @@ class Call:
             raise self._interrupted.again()
         self._check_queue()
         engine_id = self._engine_id(request_id)
-        stream = llm.generate(
-            prompt,
-            params,
-            engine_id,
-            priority=priority,
-            output_kind=kind,
-            add_special_tokens=add_special_tokens,
-            tenant=self.tenant,
-        )
         self.serving.engine_ids.add(engine_id)
         deadline = _Deadline(self, engine_id, options.request_timeout, options.queue_timeout)
         self._generations[engine_id] = deadline
@@ -169,11 +161,22 @@ class Call:
         record.model = record.model or self.serving.model_names[0]
         record.generations += 1
         record.params = params
-        first = True
-        generated = 0
         try:
+            generation = deadline.generation = await llm.open(
+                prompt,
+                params,
+                engine_id,
+                priority=priority,
+                output_kind=kind,
+                add_special_tokens=add_special_tokens,
+                tenant=self.tenant,
+            )
+            first = True
+            generated = 0
             while True:
-                output = await deadline.next(stream)
+                if deadline.expired is not None:
+                    raise deadline.expired.again()
+                output = await generation.next()
                 if output is None:
                     return
                 if first:
@@ -194,7 +197,6 @@ class Call:
             deadline.close()
             del self._generations[engine_id]
             self.serving.engine_ids.discard(engine_id)
-            await stream.aclose()
 
     @property
     def engine_ids(self) -> list[str]:
@@ -292,9 +294,8 @@ class _Deadline:
         self._call = call
         self._llm = call.serving.llm
         self._engine_id = engine_id
-        self._waiting: asyncio.Task[Any] | None = None
-        self._expired: Failure | None = None
-        self._abort: asyncio.Future[bool] | None = None
+        self.generation: Generation | None = None  # once it has been started
+        self.expired: Failure | None = None
         self._total_timer: asyncio.TimerHandle | None = None
         self._queue_timer: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
@@ -310,40 +311,22 @@ class _Deadline:
 
     def expire(self, failure: Failure) -> None:
         """End the generation with ``failure``, now when its reader waits for it, else when it reads on."""
-        if self._expired is not None:
+        if self.expired is not None:
             return
-        self._expired = failure
-        if self._waiting is not None:
-            self._waiting.cancel()
-        else:
-            # The reader may be held up by its client for long; what it would read is not worth computing.
-            self._abort = asyncio.ensure_future(self._llm.abort(self._engine_id))
-            self._call.wake()
+        self.expired = failure
+        if self.generation is not None:
+            self.generation.fail(failure.again())
+        # The reader may be held up by its client for long; what it would read is not worth computing.
+        self._call.wake()
 
     def _expire_in_queue(self, failure: Failure) -> None:
         if not self._llm.has_started(self._engine_id):
             self.expire(failure)
 
-    async def next(self, stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
-        """The next output, None at the end."""
-        if self._expired is not None:
-            raise self._expired.again()
-        task = asyncio.current_task()
-        assert task is not None
-        before = task.cancelling()
-        self._waiting = task
-        try:
-            output = await anext(stream, None)
-        except asyncio.CancelledError:
-            if self._expired is not None and task.uncancel() <= before:
-                raise self._expired.again() from None
-            raise
-        finally:
-            self._waiting = None
-        return output
-
     def close(self) -> None:
-        """Stop the timers."""
+        """Stop the timers, and the generation if it has not ended."""
         for timer in (self._total_timer, self._queue_timer):
             if timer is not None:
                 timer.cancel()
+        if self.generation is not None:
+            self.generation.close()

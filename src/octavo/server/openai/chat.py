@@ -14,7 +14,7 @@ from octavo.errors import ParameterError
 from octavo.server.endpoints import json_response
 from octavo.server.failures import Failure, Kind
 from octavo.server.openai.errors import error_events, read_body
-from octavo.server.openai.generation import Labels, collect, merge, start
+from octavo.server.openai.generation import Labels, collect, start
 from octavo.server.openai.logprobs import LogprobWriter, prompt_logprobs_json
 from octavo.server.openai.messages import (
     TemplateTraits,
@@ -281,8 +281,8 @@ async def _events(plan: _Plan, generation: AsyncGenerator[RequestOutput, None]) 
         extras["prompt_token_ids"] = plan.prompt.token_ids
     if request.return_prompt_text:
         extras["prompt_text"] = plan.rendered
-    async with aclosing(merge([generation])) as outputs:  # type: ignore[type-var]
-        async for _, output in outputs:
+    async with aclosing(generation) as outputs:
+        async for output in outputs:
             frames = []
             progress.cached[0] = output.num_cached_tokens
             for completion in output.outputs:

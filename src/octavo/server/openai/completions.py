@@ -214,56 +214,92 @@ def _answer(plan: _Plan, outputs: Sequence[RequestOutput]) -> CompletionAnswer:
 
 async def _events(plan: _Plan, generations: Sequence[AsyncGenerator[RequestOutput, None]]) -> AsyncIterator[bytes]:
     """The events of a stream: those of all prompts and choices as they come."""
-    request, labels, n = plan.request, plan.labels, plan.n
-    chunks = Chunks.completions(labels.id, labels.created, labels.model, labels.fingerprint)
-    options = request.stream_options
-    with_usage = options is not None and options.usage
-    continuous = options is not None and options.continuous
-    with_ids = bool(request.return_token_ids)
-    textual = plan.writer is None and not with_ids  # tokens without text make no event
-    progress = Progress([len(prompt.token_ids) for prompt in plan.prompts], n)
-    choices = [_Choice(plan, place) for place in range(len(plan.prompts)) for _ in range(n)]
-    pending = [Pending(request.stream_interval or 1) for _ in choices]
-    prompt_logprobs: list[Any] = [None] * len(plan.prompts)
-    async with aclosing(merge(generations)) as outputs:  # type: ignore[type-var]
-        async for place, output in outputs:
-            frames = []
-            progress.cached[place] = output.num_cached_tokens
-            if output.prompt_logprobs is not None:
-                prompt_logprobs[place] = output.prompt_logprobs  # told once, needed by every choice
-            for completion in output.outputs:
-                index = place * n + completion.index
-                if not plan.generates:
-                    completion = _drop(completion)
-                progress.advance(index, completion)
-                delta = pending[index].take(completion)
-                if delta is None:
-                    continue
-                first = not choices[index].begun
-                text, logprobs = choices[index].read(delta, prompt_logprobs[place])
-                if delta.finish_reason is None and textual:
-                    if not text:
-                        continue  # half a character, or what may become a stop string
-                    if not continuous:
-                        frames.append(chunks.text(index, text))
-                        continue
-                extras: dict[str, Any] = {}
-                if with_ids:
-                    if first:
-                        extras["prompt_token_ids"] = plan.prompts[place].token_ids
-                    extras["token_ids"] = delta.token_ids
-                frames.append(
-                    chunks.choice(
-                        index,
-                        text,
-                        logprobs=logprobs,
-                        finish_reason=delta.finish_reason,
-                        stop_reason=delta.stop_reason,
-                        extras=extras,
-                        usage=progress.of_choice(index) if continuous else None,
-                        last=progress.running == 0 and not with_usage,
-                    )
-                )
-            if frames:
-                yield b"".join(frames)
-    yield chunks.usage(progress.total()) + DONE if with_usage else DONE
+    writer = _EventWriter(plan)
+    if len(generations) == 1:
+        async with aclosing(generations[0]) as only:
+            async for output in only:
+                events = writer.events(0, output)
+                if events:
+                    yield events
+    else:
+        async with aclosing(merge(generations)) as outputs:  # type: ignore[type-var]
+            async for place, output in outputs:
+                events = writer.events(place, output)
+                if events:
+                    yield events
+    yield writer.end()
+
+
+class _EventWriter:
+    """Turns outputs into the events of one stream."""
+
+    def __init__(self, plan: _Plan) -> None:
+        request, labels, n = plan.request, plan.labels, plan.n
+        self._plan = plan
+        self._chunks = Chunks.completions(labels.id, labels.created, labels.model, labels.fingerprint)
+        options = request.stream_options
+        self._with_usage = options is not None and options.usage
+        self._continuous = options is not None and options.continuous
+        self._with_ids = bool(request.return_token_ids)
+        self._textual = plan.writer is None and not self._with_ids  # tokens without text make no event
+        interval = request.stream_interval or 1
+        # Choices whose events hold the new text and nothing else, once the first has been written.
+        self._plain = self._textual and not self._continuous and interval == 1 and plan.generates
+        self._progress = Progress([len(prompt.token_ids) for prompt in plan.prompts], n)
+        self._choices = [_Choice(plan, place) for place in range(len(plan.prompts)) for _ in range(n)]
+        self._pending = [Pending(interval) for _ in self._choices]
+        self._prompt_logprobs: list[Any] = [None] * len(plan.prompts)
+
+    def events(self, place: int, output: RequestOutput) -> bytes:
+        """The events an output makes, often one, sometimes none."""
+        frames = []
+        progress = self._progress
+        progress.cached[place] = output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[place] = output.prompt_logprobs  # told once, needed by every choice
+        for completion in output.outputs:
+            index = place * self._plan.n + completion.index
+            if self._plain and completion.finish_reason is None and self._choices[index].begun:
+                progress.tokens[index] += len(completion.token_ids)
+                if completion.text:
+                    frames.append(self._chunks.text(index, completion.text))
+                continue
+            event = self._event(place, index, completion)
+            if event:
+                frames.append(event)
+        return frames[0] if len(frames) == 1 else b"".join(frames)
+
+    def _event(self, place: int, index: int, completion: CompletionOutput) -> bytes:
+        plan, progress, choice = self._plan, self._progress, self._choices[index]
+        if not plan.generates:
+            completion = _drop(completion)
+        progress.advance(index, completion)
+        delta = self._pending[index].take(completion)
+        if delta is None:
+            return b""
+        first = not choice.begun
+        text, logprobs = choice.read(delta, self._prompt_logprobs[place])
+        if delta.finish_reason is None and self._textual:
+            if not text:
+                return b""  # half a character, or what may become a stop string
+            if not self._continuous:
+                return self._chunks.text(index, text)
+        extras: dict[str, Any] = {}
+        if self._with_ids:
+            if first:
+                extras["prompt_token_ids"] = plan.prompts[place].token_ids
+            extras["token_ids"] = delta.token_ids
+        return self._chunks.choice(
+            index,
+            text,
+            logprobs=logprobs,
+            finish_reason=delta.finish_reason,
+            stop_reason=delta.stop_reason,
+            extras=extras,
+            usage=progress.of_choice(index) if self._continuous else None,
+            last=progress.running == 0 and not self._with_usage,
+        )
+
+    def end(self) -> bytes:
+        """What ends the stream."""
+        return self._chunks.usage(self._progress.total()) + DONE if self._with_usage else DONE
