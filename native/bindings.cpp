@@ -17,6 +17,7 @@ using namespace nb::literals;
 
 namespace octavo {
 
+void bind_files(nb::module_& m);
 void bind_sampler(nb::module_& m);
 
 namespace {
@@ -131,14 +132,18 @@ void bind_plan(nb::module_& m) {
                 Epilogue epilogue, const Activation& out, int64_t out_columns) {
                  p.add_linear(std::move(name), std::move(weight), in, floats(bias), epilogue, out, out_columns);
              }, "name"_a, "weight"_a, "x"_a, "bias"_a.none(), "epilogue"_a, "out"_a, "out_columns"_a)
+        .def("add_rope_tables",
+             [](Plan& p, Vector<float> cos, Vector<float> sin) {
+                 if (cos.shape(0) != sin.shape(0)) throw std::invalid_argument("rope tables differ in size");
+                 return p.add_rope_tables(cos.data(), sin.data(), (int64_t)cos.shape(0));
+             }, "cos"_a, "sin"_a)
         .def("add_rope",
              [](Plan& p, std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
-                std::optional<Vector<float>> cos, std::optional<Vector<float>> sin, std::optional<Vector<float>> q_norm,
-                std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q) {
-                 p.add_rope(std::move(name), qkv, layer, q_heads, kv_heads, head_dim, rope_dim, floats(cos), floats(sin), floats(q_norm),
-                            floats(k_norm), norm_eps, q);
-             }, "name"_a, "qkv"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "rope_dim"_a, "cos"_a.none(), "sin"_a.none(),
-             "q_norm"_a.none(), "k_norm"_a.none(), "norm_eps"_a, "q"_a)
+                int tables, std::optional<Vector<float>> q_norm, std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q) {
+                 p.add_rope(std::move(name), qkv, layer, q_heads, kv_heads, head_dim, rope_dim, tables, floats(q_norm), floats(k_norm),
+                            norm_eps, q);
+             }, "name"_a, "qkv"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "rope_dim"_a, "tables"_a, "q_norm"_a.none(),
+             "k_norm"_a.none(), "norm_eps"_a, "q"_a)
         .def("add_attention", &Plan::add_attention, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
              "softcap"_a, "window"_a, "out"_a)
         .def("add_elementwise",
@@ -200,6 +205,7 @@ NB_MODULE(_native, m) {
     nb::set_leak_warnings(false);  // a forked child that exits holds what its parent had: no fault of the user
     m.doc() = "octavo's native library: plans, kernels, weights and the sampler.";
     octavo::bind_weights(m);
+    octavo::bind_files(m);
     octavo::bind_sampler(m);
     octavo::bind_plan(m);
     m.def("available_levels", &octavo::available_levels, "Instruction-set levels compiled in and runnable here, worst first.");

@@ -103,9 +103,9 @@ struct RopeArgs {
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;   // block * kBlock + offset, per token
     uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim] bf16 or f32
-    uint8_t* pool = nullptr;          // this layer's pool
+    uint8_t* pool = nullptr;          // this layer's part of the first block
     bool kv_f32 = false;
-    int64_t block_bytes = 0;          // all heads of a block, K and V
+    int64_t block_bytes = 0;          // from block to block: all layers of one
 };
 
 // One piece of attention work: rows [token_begin, token_end) of a sequence against spans [span_begin, span_end) for kv heads

@@ -108,8 +108,26 @@ void PackedWeight::pack_bf16(const int32_t* target, int64_t rows, const uint16_t
     }
 }
 
-void PackedWeight::pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const float* scales,
-                               const float* minimums) {
+namespace {
+
+// A scale that is f32, or the bits of an f16, in either form.
+void put_scale(uint8_t* array, int64_t index, float scale, bool f16) {
+    if (f16)
+        ((uint16_t*)array)[index] = f16_from_float(scale);
+    else
+        ((float*)array)[index] = scale;
+}
+void put_scale(uint8_t* array, int64_t index, uint16_t scale, bool f16) {
+    if (f16)
+        ((uint16_t*)array)[index] = scale;
+    else
+        ((float*)array)[index] = float_from_f16(scale);
+}
+
+}  // namespace
+
+template <class Scale>
+void PackedWeight::pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const Scale* scales, const Scale* minimums) {
     check(target, rows);
     if (view_.form != Form::W8 && view_.form != Form::W4) throw std::invalid_argument("pack_affine fills w8 and w4 weights");
     if ((minimums != nullptr) != (minimums_ != nullptr)) throw std::invalid_argument("minimums must be given exactly when the weight has them");
@@ -138,17 +156,14 @@ void PackedWeight::pack_affine(const int32_t* target, int64_t rows, const uint8_
         const int64_t base = target[r] / kPanel * view_.groups * kPanel + target[r] % kPanel;
         for (int64_t g = 0; g < source_groups; ++g) {
             const int64_t index = base + g * kPanel;
-            const float s = scales[r * source_groups + g], m = minimums ? minimums[r * source_groups + g] : 0.0f;
-            if (view_.scale_f16) {
-                ((uint16_t*)scales_)[index] = f16_from_float(s);
-                if (minimums) ((uint16_t*)minimums_)[index] = f16_from_float(m);
-            } else {
-                ((float*)scales_)[index] = s;
-                if (minimums) ((float*)minimums_)[index] = m;
-            }
+            put_scale(scales_, index, scales[r * source_groups + g], view_.scale_f16);
+            if (minimums) put_scale(minimums_, index, minimums[r * source_groups + g], view_.scale_f16);
         }
     }
 }
+
+template void PackedWeight::pack_affine(const int32_t*, int64_t, const uint8_t*, const float*, const float*);
+template void PackedWeight::pack_affine(const int32_t*, int64_t, const uint8_t*, const uint16_t*, const uint16_t*);
 
 void PackedWeight::column(int64_t index, float* out) const {
     if (index < 0 || index >= view_.columns) throw std::out_of_range("no packed column " + std::to_string(index));

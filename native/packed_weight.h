@@ -19,8 +19,9 @@ class PackedWeight {
     // Row r of the source goes to packed column target[r]; throws std::out_of_range for a column outside.
     void pack_f32(const int32_t* target, int64_t rows, const float* values);
     void pack_bf16(const int32_t* target, int64_t rows, const uint16_t* values);
-    // codes [rows][k], scales and minimums [rows][groups] (minimums may be null when the weight has none).
-    void pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const float* scales, const float* minimums);
+    // codes [rows][k], scales and minimums [rows][groups], f32 or the bits of f16 (no minimums: null).
+    template <class Scale>
+    void pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const Scale* scales, const Scale* minimums);
 
     // One column as f32, for tests and inspection.
     void column(int64_t index, float* out) const;

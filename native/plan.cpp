@@ -65,10 +65,12 @@ ActView Plan::view(const Activation& a, int64_t rows) const {
 }
 
 const float* Plan::keep(const std::vector<float>& values, int64_t padded) {
-    if (values.empty()) return nullptr;
-    const size_t size = std::max(values.size(), (size_t)padded);
-    constants_.push_back(std::make_unique<float[]>(size));
-    std::memcpy(constants_.back().get(), values.data(), values.size() * 4);
+    return values.empty() ? nullptr : keep(values.data(), values.size(), std::max(values.size(), (size_t)padded));
+}
+
+const float* Plan::keep(const float* values, size_t size, size_t padded) {
+    constants_.push_back(std::make_unique<float[]>(padded));
+    std::memcpy(constants_.back().get(), values, size * 4);
     return constants_.back().get();
 }
 
@@ -150,17 +152,23 @@ void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, co
     weights_.push_back(std::move(weight));
 }
 
-void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
-                    const std::vector<float>& cos, const std::vector<float>& sin, const std::vector<float>& q_norm,
-                    const std::vector<float>& k_norm, float norm_eps, const Activation& q) {
+int Plan::add_rope_tables(const float* cos, const float* sin, int64_t values) {
+    require(values >= 1, "rope tables are empty");
+    rope_tables_.push_back({keep(cos, (size_t)values, (size_t)values), keep(sin, (size_t)values, (size_t)values), values});
+    return (int)rope_tables_.size() - 1;
+}
+
+void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
+                    const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
     require(rope_dim >= 0 && rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0, "query heads are a multiple of kv heads");
     require(qkv.form == Act::F32 && qkv.width >= (int64_t)(q_heads + 2 * kv_heads) * head_dim, "qkv width");
     const int64_t positions = limits_.table_stride * kBlock;
-    require(rope_dim == 0 || (int64_t)cos.size() >= positions * rope_dim / 2, "the rope tables are shorter than the block table");
-    require(cos.size() == sin.size(), "rope tables differ in size");
+    require(rope_dim == 0 || (tables >= 0 && tables < (int)rope_tables_.size()), "there are no rope tables " + std::to_string(tables));
+    require(rope_dim == 0 || rope_tables_[(size_t)tables].values >= positions * rope_dim / 2,
+            "the rope tables are shorter than the block table");
     require(q_norm.empty() || (int)q_norm.size() == head_dim, "q norm width");
     require(k_norm.empty() || (int)k_norm.size() == head_dim, "k norm width");
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
@@ -177,15 +185,7 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     r.kv_heads = kv_heads;
     r.head_dim = head_dim;
     r.rope_dim = rope_dim;
-    // Layers share tables: equal ones are kept once.
-    for (auto& other : body_)
-        if (&other != &op && other.kind == Kind::Rope && rope_dim > 0 && other.rope.rope_dim == rope_dim &&
-            std::memcmp(other.rope.cos, cos.data(), (size_t)(positions * rope_dim / 2) * 4) == 0 &&
-            std::memcmp(other.rope.sin, sin.data(), (size_t)(positions * rope_dim / 2) * 4) == 0) {
-            r.cos = other.rope.cos;
-            r.sin = other.rope.sin;
-        }
-    if (!r.cos) r.cos = keep(cos), r.sin = keep(sin);
+    if (rope_dim > 0) r.cos = rope_tables_[(size_t)tables].cos, r.sin = rope_tables_[(size_t)tables].sin;
     r.q_norm = keep(q_norm);
     r.k_norm = keep(k_norm);
     r.norm_eps = norm_eps;
@@ -193,7 +193,7 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     r.slots = slots_.data();
     r.kv_f32 = kv_f32;
     r.q_out = to.data;
-    r.block_bytes = block_bytes_ = block_bytes;
+    block_bytes_ = block_bytes;
     op.layer = layer;
     layers_ = std::max(layers_, layer + 1);
 }
@@ -261,12 +261,13 @@ void Plan::make_pool(int64_t blocks, bool kv_f32) {
     blocks_ = blocks;
     kv_f32_ = kv_f32;
     kv_ = std::make_unique<Region>((size_t)(blocks * block_bytes_ * layers_));
+    // All layers of a block lie together: a pool that is partly used then has no partly used huge page in each layer.
     for (auto& op : body_) {
-        uint8_t* pool = kv_->data() + op.layer * blocks * block_bytes_;
-        if (op.kind == Kind::Rope) op.rope.pool = pool;
+        uint8_t* pool = kv_->data() + op.layer * block_bytes_;
+        if (op.kind == Kind::Rope) op.rope.pool = pool, op.rope.block_bytes = block_bytes();
         if (op.kind == Kind::Attention || op.kind == Kind::Merge) {
             op.attention.pool = pool;
-            op.attention.block_bytes = block_bytes_;
+            op.attention.block_bytes = block_bytes();
             op.attention.partials = partials_.data();
         }
     }
@@ -277,10 +278,7 @@ void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
         const int64_t from = pairs[2 * i], to = pairs[2 * i + 1];
         require(from >= 0 && from < blocks_ && to >= 0 && to < blocks_, "block copy outside the pool");
-        for (int layer = 0; layer < layers_; ++layer) {
-            uint8_t* base = kv_->data() + layer * blocks_ * block_bytes_;
-            std::memmove(base + to * block_bytes_, base + from * block_bytes_, (size_t)block_bytes_);
-        }
+        std::memmove(kv_->data() + to * block_bytes(), kv_->data() + from * block_bytes(), (size_t)block_bytes());
     }
 }
 

@@ -49,16 +49,17 @@ class Plan {
                   const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather);
     void add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
                     Epilogue epilogue, const Activation& out, int64_t out_columns);
-    void add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
-                  const std::vector<float>& cos, const std::vector<float>& sin, const std::vector<float>& q_norm,
-                  const std::vector<float>& k_norm, float norm_eps, const Activation& q);
+    // Cosines and sines [positions][rope_dim / 2] that any number of layers can use; gives the number to use them by.
+    int add_rope_tables(const float* cos, const float* sin, int64_t values);
+    void add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
+                  const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q);
     void add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
                        float softcap, int window, const Activation& out);
     void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                          const Activation& out);
     void begin_head();  // the operations that follow work on the rows whose logits are wanted
     void set_logits(const Activation& logits);
-    // Makes the KV pool; every layer has `blocks` blocks. Call after the last add_rope.
+    // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_rope.
     void make_pool(int64_t blocks, bool kv_f32);
 
     // One step. Inputs are in the public arrays. Throws std::invalid_argument when an input is out of range.
@@ -105,6 +106,7 @@ class Plan {
 
     ActView view(const Activation& a, int64_t rows) const;
     const float* keep(const std::vector<float>& values, int64_t padded = 0);
+    const float* keep(const float* values, size_t size, size_t padded);
     Operation& add(Kind kind, std::string name);
     void prepare(Operation& op, int64_t rows);
     void prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const;
@@ -122,6 +124,11 @@ class Plan {
     std::vector<Operation> body_, head_;
     bool in_head_ = false;
     std::vector<std::unique_ptr<float[]>> constants_;
+    struct RopeTables {
+        const float *cos, *sin;
+        int64_t values;
+    };
+    std::vector<RopeTables> rope_tables_;
     std::vector<std::shared_ptr<PackedWeight>> weights_;
     std::vector<int32_t> positions_, slots_;
     std::vector<std::unique_ptr<WorkList>> work_;

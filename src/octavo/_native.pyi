@@ -1,6 +1,7 @@
 """Types of the native module; written by scripts/native-stub, do not edit."""
 
 import enum
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -67,6 +68,30 @@ class PackedWeight:
     def group(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+
+class PackingJob:
+    """
+    Rows of a tensor as a file holds them, and the packed columns they go to.
+    """
+
+    def __init__(
+        self,
+        weight: PackedWeight,
+        kind: str,
+        bytes: NDArray[numpy.uint8],
+        order: NDArray[numpy.int64] | None,
+        target: NDArray[numpy.int32],
+        mapped: bool,
+    ) -> None:
+        """
+        kind: a GGUF type. order: the stored row of each row. mapped: pages are let go once read.
+        """
+
+def pack_stored(jobs: Sequence[PackingJob], threads: int) -> None: ...
+def read_strings(bytes: NDArray[numpy.uint8], position: int, count: int, longest: int) -> tuple[list[str], int]:
+    """
+    The strings (each behind its 64-bit length) up to one too long or not UTF-8, and where that begins.
+    """
 
 class SamplerBase:
     @property
@@ -225,6 +250,7 @@ class Plan:
         out: Activation,
         out_columns: int,
     ) -> None: ...
+    def add_rope_tables(self, cos: NDArray[numpy.float32], sin: NDArray[numpy.float32]) -> int: ...
     def add_rope(
         self,
         name: str,
@@ -234,8 +260,7 @@ class Plan:
         kv_heads: int,
         head_dim: int,
         rope_dim: int,
-        cos: NDArray[numpy.float32] | None,
-        sin: NDArray[numpy.float32] | None,
+        tables: int,
         q_norm: NDArray[numpy.float32] | None,
         k_norm: NDArray[numpy.float32] | None,
         norm_eps: float,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from octavo.cli.main import app, main
+from octavo.cli.main import main, make_app
 from octavo.errors import CapacityError, ConfigError, ModelError, ParameterError
 from tests.cli.fakes import FakeLLM, install
 
@@ -31,7 +31,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         for child_name, child in getattr(command, "commands", {}).items():
             yield from walk(f"{name} {child_name}", child)
 
-    yield from walk("octavo", typer.main.get_command(app))
+    yield from walk("octavo", typer.main.get_command(make_app()))
 
 
 def test_every_option_and_argument_is_described() -> None:

@@ -76,7 +76,7 @@ class AttentionBench:
 
         def add(plan: Plan) -> None:
             shape = (0, heads.q, heads.kv, heads.dim)
-            plan.add_rope("rope", self.qkv.activation(), *shape, 0, None, None, None, None, 0.0, q.activation())
+            plan.add_rope("rope", self.qkv.activation(), *shape, 0, -1, None, None, 0.0, q.activation())
             plan.add_attention(
                 "attention", q.activation(), *shape, heads.factor, heads.softcap, heads.window, self.out.activation()
             )

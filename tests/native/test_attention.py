@@ -149,7 +149,7 @@ def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str,
 
     def add(plan: Plan) -> None:
         for layer, (qkv, q, out) in enumerate(slots):
-            plan.add_rope("rope", qkv.activation(), layer, 2, 1, 32, 0, None, None, None, None, 0.0, q.activation())
+            plan.add_rope("rope", qkv.activation(), layer, 2, 1, 32, 0, -1, None, None, 0.0, q.activation())
             plan.add_attention("attention", q.activation(), layer, 2, 1, 32, heads.factor, 0.0, 0, out.activation())
         plan.make_pool(9, kv_f32)
 

@@ -62,7 +62,7 @@ def value(width: int = 64, data: int = 0, form: Act = Act.F32, **options: Any) -
     return Activation(form, width, data, **options)
 
 
-def heads(plan: Plan, **changes: Any) -> None:
+def heads(plan: Plan, length: int = 64 * 8, **changes: Any) -> None:
     given: dict[str, Any] = {
         "name": "rope",
         "qkv": value(64),
@@ -71,8 +71,7 @@ def heads(plan: Plan, **changes: Any) -> None:
         "kv_heads": 1,
         "head_dim": 16,
         "rope_dim": 16,
-        "cos": np.ones(64 * 8, np.float32),
-        "sin": np.ones(64 * 8, np.float32),
+        "tables": plan.add_rope_tables(np.ones(length, np.float32), np.ones(length, np.float32)),
         "q_norm": None,
         "k_norm": None,
         "norm_eps": 0.0,
@@ -208,8 +207,11 @@ REFUSED: list[tuple[Callable[[Plan], Any], str]] = [
     (lambda p: heads(p, q_heads=3, kv_heads=2), "multiple of kv heads"),
     (lambda p: heads(p, q_heads=0), "multiple of kv heads"),
     (lambda p: heads(p, qkv=value(63)), "qkv width"),
-    (lambda p: heads(p, cos=np.ones(511, np.float32)), "shorter than the block table"),
-    (lambda p: heads(p, sin=np.ones(511, np.float32)), "differ in size"),
+    (lambda p: heads(p, length=511), "shorter than the block table"),
+    (lambda p: heads(p, tables=-1), "no rope tables -1"),
+    (lambda p: heads(p, tables=1), "no rope tables 1"),
+    (lambda p: p.add_rope_tables(np.ones(0, np.float32), np.ones(0, np.float32)), "tables are empty"),
+    (lambda p: p.add_rope_tables(np.ones(2, np.float32), np.ones(3, np.float32)), "differ in size"),
     (lambda p: heads(p, q_norm=ONES[:15]), "q norm width"),
     (lambda p: heads(p, k_norm=ONES[:17]), "k norm width"),
     (lambda p: heads(p, q=value(32, 8192, Act.I8)), "queries are f32 or bf16"),

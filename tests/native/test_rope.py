@@ -72,9 +72,9 @@ def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
     weights = [rng.uniform(0.5, 2, case.dim).astype(np.float32) if on else None for on in (case.q_norm, case.k_norm)]
 
     def add(plan: Plan) -> None:
-        cos, sin = (table.reshape(-1) for table in tables(case.rope)) if case.rope else (None, None)
+        cosines = plan.add_rope_tables(*(table.reshape(-1) for table in tables(case.rope))) if case.rope else -1
         shape = (0, case.q, case.kv, case.dim)
-        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cos, sin, *weights, 1e-6, q.activation())
+        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation())
         plan.add_attention("attention", q.activation(), *shape, case.dim**-0.5, 0.0, 0, out.activation())
         plan.make_pool(16, kv_f32)
 

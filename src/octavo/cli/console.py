@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from octavo.planning.units import format_bytes
 
-__all__ = ["Progress", "download_progress", "remark", "table"]
+__all__ = ["Progress", "download_progress", "remark", "settled", "table"]
 
 Progress = Callable[[str, int, int | None], None]
 """Told about a download: what is fetched, bytes so far, bytes in all where known."""
@@ -17,6 +18,12 @@ Progress = Callable[[str, int, int | None], None]
 def remark(text: str) -> None:
     """Print a line about what is going on, apart from the answer on stdout."""
     print(text, file=sys.stderr, flush=True)
+
+
+def settled() -> None:
+    """Turn on garbage collection, off while a command starts; it need not look at what has been made so far."""
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import importlib
 import io
 import os
 import sys
@@ -11,24 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo.cli import bench, chat, plan, pull, run, serve
+__all__ = ["main", "make_app"]
 
-__all__ = ["app", "main"]
+_COMMANDS = ("run", "serve", "chat", "pull", "plan", "bench")
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what a shell reports for a command ended by Ctrl-C
 EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE
-
-app = typer.Typer(
-    name="octavo",
-    help="Run large language models on this machine: ask, chat, serve, plan memory, measure.",
-    no_args_is_help=True,
-    add_completion=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
 
 
 def _show_version(wanted: bool) -> None:
@@ -39,7 +31,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _global(
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the full traceback of an error instead of one line.")
@@ -52,17 +43,33 @@ def _global(
     """Run large language models on this machine: ask, chat, serve, plan memory, measure."""
 
 
-run.register(app)
-serve.register(app)
-chat.register(app)
-pull.register(app)
-plan.register(app)
-bench.register(app)
+def make_app(arguments: Sequence[str] = ()) -> typer.Typer:
+    """The command line; with only the command that ``arguments`` name, when they do.
+
+    Describing all commands takes longer than starting the one that is wanted.
+    """
+    app = typer.Typer(
+        name="octavo",
+        help="Run large language models on this machine: ask, chat, serve, plan memory, measure.",
+        no_args_is_help=True,
+        add_completion=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    app.callback()(_global)
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name in _COMMANDS if wanted not in _COMMANDS else (wanted,):
+        importlib.import_module(f"octavo.cli.{name}").register(app)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors go to stderr as one line."""
     args = list(sys.argv[1:] if arguments is None else arguments)
+    # A start makes hundreds of thousands of objects that stay; commands that run on turn it on again (`settled`).
+    collecting = gc.isenabled()
+    gc.disable()
     _prepare_streams()
     try:
         code = _invoke(args)
@@ -70,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
+    finally:
+        if collecting:
+            gc.enable()
     return code
 
 
@@ -85,7 +95,7 @@ def _prepare_streams() -> None:
 
 def _invoke(args: list[str]) -> int:
     try:
-        result: Any = app(args, prog_name="octavo", standalone_mode=False)
+        result: Any = make_app(args)(args, prog_name="octavo", standalone_mode=False)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:

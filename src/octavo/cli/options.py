@@ -113,13 +113,15 @@ Stop = Annotated[
 
 def load_llm(model_name: str, **settings: Any) -> LLM:
     """Fetch the model if it is not here (with a progress bar) and start the engine."""
-    from octavo.cli.console import download_progress
+    from octavo.cli.console import download_progress, settled
     from octavo.frontend.llm import LLM
     from octavo.weights.hub import resolve_model
 
     with download_progress() as progress:
         path: Path = resolve_model(model_name, progress=progress)
-    return LLM(str(path), **{name: _plain(value) for name, value in settings.items() if value is not None})
+    llm = LLM(str(path), **{name: _plain(value) for name, value in settings.items() if value is not None})
+    settled()
+    return llm
 
 
 def _plain(value: Any) -> Any:

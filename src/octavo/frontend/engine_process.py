@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -90,7 +91,10 @@ def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
     from octavo.frontend.loading import load_engine
     from octavo.frontend.options import EngineOptions
 
+    gc.disable()
     loaded = load_engine(EngineOptions.from_kwargs(**start.options), with_tokenizer=False)
+    gc.freeze()  # what is there now stays: the collector need not look at it
+    gc.enable()
     channel.send(engine_info(loaded))
     service = EngineService(loaded.engine, lambda request_ids: channel.send(Started(request_ids)))
     while True:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -113,28 +112,32 @@ def load_engine(
     with ExitStack() as stack:
         description = stack.enter_context(describe_model(path))
         checkpoint, graph = description.checkpoint, description.graph
-        # Building the tokenizer and packing the weights take about as long, and both mostly outside of Python.
-        with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as helper:
-            source = checkpoint if options.tokenizer is None else options.tokenizer
-            pending = helper.submit(load_tokenizer, source) if with_tokenizer else None
-            hardware = probe()
-            plan = fit_memory(description, options, hardware)
-            _log.info("%s", plan.render())
-            threads = options.threads or hardware.default_threads
-            backend = CpuBackend.load(
-                graph,
-                checkpoint,
-                quantization=options.quantization,
-                kv_cache_dtype=options.kv_cache_dtype,
-                max_num_batched_tokens=options.max_num_batched_tokens,
-                max_num_seqs=options.max_num_seqs,
-                max_model_len=plan.max_model_len,
-                num_blocks=plan.num_blocks,
-                threads=threads,
-            )
-            stack.callback(backend.close)
-            backend.set_profiling(options.profile)
-            tokenizer = None if pending is None else pending.result()
+        hardware = probe()
+        plan = fit_memory(description, options, hardware)
+        _log.info("%s", plan.render())
+        threads = options.threads or hardware.default_threads
+        tokenizer = None
+
+        def load_tokenizer_meanwhile() -> None:
+            # The interpreter makes it, while the weights are packed outside of it.
+            nonlocal tokenizer
+            if with_tokenizer:
+                tokenizer = load_tokenizer(checkpoint if options.tokenizer is None else options.tokenizer)
+
+        backend = CpuBackend.load(
+            graph,
+            checkpoint,
+            quantization=options.quantization,
+            kv_cache_dtype=options.kv_cache_dtype,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_seqs=options.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            num_blocks=plan.num_blocks,
+            threads=threads,
+            meanwhile=load_tokenizer_meanwhile,
+        )
+        stack.callback(backend.close)
+        backend.set_profiling(options.profile)
         config = EngineConfig(
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,

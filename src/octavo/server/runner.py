@@ -191,9 +191,10 @@ async def _main(serving: Serving, sockets: list[socket.socket], report: Callable
         loop.add_signal_handler(number, running.signalled, number)
 
     def started() -> None:
-        # What is there now stays: the collector need not look at it again and again.
+        # What is there now stays: the collector, off while the command started, need not look at it again and again.
         gc.collect()
         gc.freeze()
+        gc.enable()
         report(serving.llm.memory_report)
         names = ", ".join(serving.model_names)
         report(f"octavo {serving.version} serves {names} at {running.http.url}")

@@ -22,7 +22,16 @@ from octavo.weights.gguf_config import (
 )
 from octavo.weights.gguf_file import GgufFile, TensorInfo
 from octavo.weights.mapped_file import MappedFile
-from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Float32Array, Tensor, Uint8Array, Uint16Array
+from octavo.weights.tensors import (
+    AffineRows,
+    AffineTensor,
+    DenseTensor,
+    Float32Array,
+    StoredRows,
+    Tensor,
+    Uint8Array,
+    Uint16Array,
+)
 from octavo.weights.views import DequantizedRows, MappedRows
 
 __all__ = ["GgufCheckpoint"]
@@ -50,6 +59,10 @@ class BlockRows:
     def affine_rows(self, start: int, stop: int) -> AffineRows:
         return self.format.unpack_rows(self.block_rows(start, stop))
 
+    def stored_rows(self) -> StoredRows:
+        stored = self.file.bytes[self.start : self.start + self.rows * self.row_bytes]
+        return StoredRows(self.format.name, stored, self.order)
+
     def release(self) -> None:
         self.file.release(self.start, self.start + self.rows * self.row_bytes)
 
@@ -68,6 +81,9 @@ class ReorderedRows:
     def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
         bits = self.stored.bit_rows(0, self.stored.rows)
         return None if bits is None else bits[self.order[start:stop]]
+
+    def stored_rows(self) -> StoredRows:
+        return self.stored.stored_rows()._replace(order=self.order)
 
     def release(self) -> None:
         self.stored.release()

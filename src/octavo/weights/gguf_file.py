@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octavo._native import read_strings
 from octavo.errors import WeightsError
 from octavo.weights.gguf_blocks import BLOCK_FORMATS, DENSE_TYPES, TYPE_NAMES
 from octavo.weights.mapped_file import MappedFile
@@ -150,30 +151,23 @@ class GgufFile:
         return items
 
     def _strings(self, key: str, count: int) -> list[str]:
-        """A list of strings; a tight loop, for vocabularies and merges are most of what a file's header holds."""
-        mapped, position, size = self.file.map, self._position, self.file.size
-        unpack = UINT64.unpack_from
-        strings: list[str] = []
-        append = strings.append
-        try:
-            for _ in range(count):
-                (length,) = unpack(mapped, position)
-                start = position + 8
-                position = start + length
-                if position > size or length > MAX_STRING_BYTES:
-                    raise WeightsError(
-                        f"{self.path}: item {len(strings)} of {key!r} claims {length} bytes at {start}, "
-                        f"the file has {size}"
-                    )
-                append(str(mapped[start:position], "utf-8"))
-        except struct.error as error:
-            raise WeightsError(
-                f"{self.path}: truncated: {key!r} claims {count} strings, the file ends after {len(strings)}"
-            ) from error
-        except UnicodeDecodeError as error:
-            raise WeightsError(f"{self.path}: item {len(strings)} of {key!r} is not UTF-8") from error
-        self._position = position
+        """A list of strings, read natively: vocabularies and merges are most of what a file's header holds."""
+        strings, self._position = read_strings(self.file.bytes, self._position, count, MAX_STRING_BYTES)
+        if len(strings) < count:
+            raise self._wrong_string(key, len(strings), count)
         return strings
+
+    def _wrong_string(self, key: str, index: int, count: int) -> WeightsError:
+        """What is wrong with the string of an array that reading stopped at."""
+        start, size = self._position + 8, self.file.size
+        if start > size:
+            return WeightsError(f"{self.path}: truncated: {key!r} claims {count} strings, the file ends after {index}")
+        (length,) = UINT64.unpack_from(self.file.map, self._position)
+        if length > min(size - start, MAX_STRING_BYTES):
+            what = f"claims {length} bytes at {start}, the file has {size}"
+        else:
+            what = "is not UTF-8"
+        return WeightsError(f"{self.path}: item {index} of {key!r} {what}")
 
     def _check_booleans(self, items: list[int], key: str) -> None:
         if any(item > 1 for item in items):

@@ -6,7 +6,7 @@ Both kinds are descriptions; bytes are touched only by the read methods, and onl
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,8 @@ __all__ = [
     "DenseReader",
     "DenseTensor",
     "Float32Array",
+    "StoredReader",
+    "StoredRows",
     "Tensor",
     "Uint8Array",
     "Uint16Array",
@@ -40,6 +42,25 @@ class AffineRows(NamedTuple):
     codes: Uint8Array
     scales: Float32Array
     minimums: Float32Array | None
+
+
+class StoredRows(NamedTuple):
+    """All rows of a tensor as the bytes of its file, for native code to read them itself.
+
+    ``kind`` is the layout by its GGUF name (BF16, Q4_1, ...), ``order`` the stored row of each row, None for the same.
+    """
+
+    kind: str
+    bytes: Uint8Array
+    order: npt.NDArray[np.int64] | None
+
+
+@runtime_checkable
+class StoredReader(Protocol):
+    """A reader of rows that a mapped file holds as they are."""
+
+    def stored_rows(self) -> StoredRows:
+        """The rows as bytes; whoever has read them may let go of their pages."""
 
 
 class DenseReader(Protocol):
@@ -110,6 +131,10 @@ class DenseTensor:
             raise WeightsError(f"tensor {self.name}: is stored as {self.dtype}, {dtype} bits were asked for")
         return bits.reshape((stop - start, *self.shape[1:]) if self.shape else ())
 
+    def stored_rows(self) -> StoredRows | None:
+        """The rows as a mapped file holds them; None when they are made as they are read."""
+        return self.reader.stored_rows() if isinstance(self.reader, StoredReader) else None
+
     def release(self) -> None:
         """Give back the memory of the file's pages read so far; a later read brings them back."""
         self.reader.release()
@@ -169,6 +194,10 @@ class AffineTensor:
         if blocks is None:
             raise WeightsError(f"tensor {self.name}: {self.source} was made by octavo and has no stored blocks")
         return blocks
+
+    def stored_rows(self) -> StoredRows | None:
+        """The rows as a mapped file holds them; None when they are made as they are read."""
+        return self.reader.stored_rows() if isinstance(self.reader, StoredReader) else None
 
     def release(self) -> None:
         """Give back the memory of the file's pages read so far; a later read brings them back."""

@@ -13,6 +13,7 @@ from octavo.weights.tensors import (
     DenseDtype,
     DenseTensor,
     Float32Array,
+    StoredRows,
     Tensor,
     Uint16Array,
     bf16_to_f32,
@@ -51,6 +52,10 @@ class MappedRows:
 
     def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
         return None if self.dtype == "f32" else self._stored(start, stop)
+
+    def stored_rows(self) -> StoredRows:
+        size = self.rows * self.row_elements * (4 if self.dtype == "f32" else 2)
+        return StoredRows(self.dtype.upper(), self.file.bytes[self.start : self.start + size], None)
 
     def release(self) -> None:
         size = self.row_elements * (4 if self.dtype == "f32" else 2)

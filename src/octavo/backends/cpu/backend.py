@@ -6,6 +6,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,19 @@ class CpuBackend:
         max_model_len: int,
         num_blocks: int,
         threads: int,
-        progress: Callable[[int, int], None] | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> CpuBackend:
-        """Pack the weights and build the plan of a rewritten graph."""
+        """Pack the weights and build the plan of a rewritten graph; `meanwhile` is called while they are packed."""
         shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
         kv_f32 = is_f32_kv(kv_cache_dtype)
         lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
         if quantization is None:
             _report_losses(lowered)
-        weights = pack_all(lowered.packings, threads, progress)
+        with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as helper:
+            packing = helper.submit(pack_all, lowered.packings, threads)
+            if meanwhile is not None:
+                meanwhile()
+            weights = packing.result()
         plan = lowered.build(instruction_set(), threads, weights)
         # Blocks past the engine's own serve prompt_logits; like all of the pool they take memory only once written.
         plan.make_pool(num_blocks + shape.max_blocks, kv_f32)

@@ -70,6 +70,7 @@ class Lowered:
     vocab_size: int
     kv_f32: bool
     packings: list[Packing] = field(default_factory=list)
+    rope_tables: list[tuple[Float32Array, Float32Array]] = field(default_factory=list)
     body: list[_Operation] = field(default_factory=list)
     head: list[_Operation] = field(default_factory=list)
     logits: Buffer | None = None
@@ -88,6 +89,8 @@ class Lowered:
             self.vocab_size,
             self.arena_bytes,
         )
+        for cos, sin in self.rope_tables:
+            plan.add_rope_tables(cos, sin)
         for operation in self.body:
             operation.add(plan, weights)
         plan.begin_head()
@@ -124,7 +127,7 @@ class _Lowering:
         self.packed: dict[tuple[str, ...], int] = {}
         self.forms: dict[ir.Value, WeightForm] = {}
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
-        self.tables: dict[Rope, tuple[Float32Array, Float32Array]] = {}
+        self.tables: dict[Rope, int] = {}
         self.index = 0
         producers = {node.output: node for node in graph.nodes}
         head = producers[graph.head]
@@ -352,7 +355,7 @@ class _Lowering:
         k_norm = None if node.k_norm is None else self._vector(node.k_norm)
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
         dim = 0 if node.rope is None else node.rope.dim
-        cos, sin = (None, None) if node.rope is None else self._tables(node.rope)
+        tables = -1 if node.rope is None else self._tables(node.rope)
         self._emit(
             (qkv, q),
             lambda plan, _: plan.add_rope(
@@ -361,8 +364,7 @@ class _Lowering:
                 layer,
                 *heads,
                 dim,
-                cos,
-                sin,
+                tables,
                 q_norm,
                 k_norm,
                 node.norm_eps,
@@ -383,10 +385,14 @@ class _Lowering:
             ),
         )
 
-    def _tables(self, rope: Rope) -> tuple[Float32Array, Float32Array]:
+    def _tables(self, rope: Rope) -> int:
+        """The number the plan will know the cosines and sines by; layers share them."""
         if rope not in self.tables:
             cos, sin = rope.tables(self.shape.max_blocks * BLOCK_SIZE)
-            self.tables[rope] = (np.ascontiguousarray(cos).reshape(-1), np.ascontiguousarray(sin).reshape(-1))
+            self.tables[rope] = len(self.result.rope_tables)
+            self.result.rope_tables.append(
+                (np.ascontiguousarray(cos).reshape(-1), np.ascontiguousarray(sin).reshape(-1))
+            )
         return self.tables[rope]
 
     def _elementwise(

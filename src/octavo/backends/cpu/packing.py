@@ -1,17 +1,21 @@
-"""Weights from a checkpoint into panels: where each row goes, and streaming them there a few rows at a time."""
+"""Weights from a checkpoint into panels: where each row goes, and streaming them there a few rows at a time.
+
+Rows that the file holds in a form the native library reads are packed by one call for all of them: it keeps the
+interpreter free for whatever else a start has to do. Others (rounded while loading) pass through numpy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._native import Form, PackedWeight, Region
+from octavo._native import Form, PackedWeight, PackingJob, Region, pack_stored
 from octavo.backends.cpu.forms import WeightForm, affine_rows
-from octavo.weights.tensors import AffineTensor, Tensor
+from octavo.weights.tensors import AffineTensor, StoredRows, Tensor
 
 __all__ = ["Packing", "interleaved_columns", "pack_all", "region_bytes", "stacked_columns"]
 
@@ -60,6 +64,22 @@ class Packing:
             region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16, form.rotated
         )
 
+    def jobs(self, weight: PackedWeight) -> list[PackingJob]:
+        """How the native library fills the weight from the mapped file; empty when it cannot."""
+        stored = [self._stored(tensor) for tensor in self.tensors]
+        return [
+            PackingJob(weight, rows.kind, rows.bytes, rows.order, columns, True)
+            for rows, columns in zip(stored, self.columns, strict=True)
+            if rows is not None and None not in stored
+        ]
+
+    def _stored(self, tensor: Tensor) -> StoredRows | None:
+        form = self.form
+        if isinstance(tensor, AffineTensor):
+            same = (tensor.group, tensor.zero, tensor.has_minimum) == (form.group, form.zero, form.minimum)
+            return tensor.stored_rows() if form.affine and same else None
+        return None if form.affine else tensor.stored_rows()
+
     def fill(self, weight: PackedWeight) -> None:
         """Read the tensors and pack them; pages of the file that were read are given back."""
         step = max(1, _ELEMENTS_AT_ONCE // self.k)
@@ -88,16 +108,20 @@ def region_bytes(packings: Sequence[Packing]) -> int:
     return sum(packing.nbytes + _REGION_ALIGNMENT for packing in packings)
 
 
-def pack_all(
-    packings: Sequence[Packing], threads: int, progress: Callable[[int, int], None] | None = None
-) -> list[PackedWeight]:
-    """Make every weight, `threads` at a time. `progress` is told how many are done, of how many."""
+def pack_all(packings: Sequence[Packing], threads: int) -> list[PackedWeight]:
+    """Make every weight, with so many threads."""
     region = Region(region_bytes(packings))
     weights = [packing.allocate(region) for packing in packings]
-    with ThreadPoolExecutor(threads, thread_name_prefix="octavo-pack") as pool:
-        jobs = [pool.submit(packing.fill, weight) for packing, weight in zip(packings, weights, strict=True)]
-        for done, job in enumerate(jobs, 1):
-            job.result()
-            if progress is not None:
-                progress(done, len(jobs))
+    native: list[PackingJob] = []
+    others: list[tuple[Packing, PackedWeight]] = []
+    for packing, weight in zip(packings, weights, strict=True):
+        jobs = packing.jobs(weight)
+        native += jobs
+        if not jobs:
+            others.append((packing, weight))
+    pack_stored(native, threads)
+    if others:
+        with ThreadPoolExecutor(threads, thread_name_prefix="octavo-pack") as pool:
+            for job in [pool.submit(packing.fill, weight) for packing, weight in others]:
+                job.result()
     return weights

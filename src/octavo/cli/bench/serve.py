@@ -15,7 +15,7 @@ import typer
 
 from octavo.benchmarking.options import BenchOptions
 from octavo.benchmarking.scenarios import SCENARIOS
-from octavo.cli.console import download_progress, remark
+from octavo.cli.console import download_progress, remark, settled
 from octavo.errors import ConfigError
 from octavo.frontend.options import DEFAULT_MODEL
 
@@ -307,6 +307,7 @@ class _Command:
 def _run(make: Callable[[], Any]) -> Any:
     import asyncio
 
+    settled()
     try:
         import uvloop
     except ImportError:  # not on every system

@@ -1,0 +1,171 @@
+"""Rows packed natively from the bytes of a file equal those unpacked in Python first; strings end at a wrong one."""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo._native import Form, PackedWeight, PackingJob, Region, pack_stored, read_strings
+from octavo.weights.gguf_blocks import BLOCK_FORMATS, BlockFormat
+from octavo.weights.tensors import bf16_to_f32
+from tests.weights.gguf_files import random_blocks
+
+Array = NDArray[Any]
+DENSE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+
+
+def blocks(kind: str, rows: int, k: int) -> Array:
+    return np.frombuffer(random_blocks(np.random.default_rng(5), kind, (rows, k)), np.uint8)
+
+
+def affine(kind: str, columns: int, k: int) -> PackedWeight:
+    block = BLOCK_FORMATS[kind]
+    form, halves = Form.W4 if block.bits == 4 else Form.W8, block.scale_dtype == "f16"
+    size = PackedWeight.bytes_needed(form, columns, k, block.group, block.has_minimum, halves)
+    return PackedWeight(
+        Region(size + 192),
+        form,
+        columns,
+        k,
+        block.group,
+        0 if block.has_minimum else block.zero,
+        block.has_minimum,
+        halves,
+    )
+
+
+def dense(form: Form, columns: int, k: int) -> PackedWeight:
+    return PackedWeight(Region(PackedWeight.bytes_needed(form, columns, k) + 192), form, columns, k)
+
+
+def columns_of(weight: PackedWeight) -> Array:
+    return np.stack([weight.column(index) for index in range(weight.columns)])
+
+
+def assert_same(values: Array, expected: Array) -> None:
+    np.testing.assert_array_equal(np.isnan(values), np.isnan(expected))
+    np.testing.assert_array_equal(values[~np.isnan(values)], expected[~np.isnan(expected)])
+
+
+def unpacked(block: BlockFormat, raw: Array, rows: int) -> tuple[Array, Array, Array | None]:
+    codes, scales, minimums = block.unpack_rows(raw.reshape(rows, -1))
+    return codes, np.ascontiguousarray(scales), None if minimums is None else np.ascontiguousarray(minimums)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", BLOCK_FORMATS)
+def test_blocks_are_packed_as_their_unpacked_codes_are(kind: str, threads: int) -> None:
+    rows, k = 1300, 512  # more than one piece
+    raw = blocks(kind, rows, k)
+    target = np.random.default_rng(1).permutation(rows).astype(np.int32)
+    order = np.random.default_rng(2).permutation(rows)
+    native, python = affine(kind, rows, k), affine(kind, rows, k)
+    pack_stored([PackingJob(native, kind, raw, order, target, False)], threads)
+    codes, scales, minimums = unpacked(BLOCK_FORMATS[kind], raw, rows)
+    python.pack_affine(target, codes[order], scales[order], None if minimums is None else minimums[order])
+    assert_same(columns_of(native), columns_of(python))
+
+
+@pytest.mark.parametrize("form", [Form.BF16, Form.F32])
+@pytest.mark.parametrize("kind", DENSE)
+def test_dense_rows_are_widened_and_rounded_as_in_python(kind: str, form: Form) -> None:
+    rows, k = 40, 37
+    values = np.random.default_rng(0).standard_normal((rows, k))
+    stored = (
+        (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        if kind == "BF16"
+        else values.astype(DENSE[kind])
+    )
+    padded = np.frombuffer(b"\0" + stored.tobytes(), np.uint8)[1:]  # at an odd address
+    native, python = dense(form, rows, k), dense(form, rows, k)
+    target = np.arange(rows, dtype=np.int32)[::-1].copy()
+    pack_stored([PackingJob(native, kind, padded, None, target, False)], 2)
+    python.pack_f32(target, bf16_to_f32(stored) if kind == "BF16" else stored.astype(np.float32))
+    np.testing.assert_array_equal(columns_of(native), columns_of(python))
+
+
+def test_several_tensors_fill_one_weight() -> None:
+    weight = affine("Q4_1", 64, 64)
+    parts = [blocks("Q4_1", 32, 64), blocks("Q4_1", 64, 64)[32 * 40 :]]
+    places = np.arange(64, dtype=np.int32)
+    pack_stored(
+        [PackingJob(weight, "Q4_1", part, None, places[32 * i : 32 * i + 32], False) for i, part in enumerate(parts)], 2
+    )
+    codes, scales, minimums = unpacked(BLOCK_FORMATS["Q4_1"], np.concatenate(parts), 64)
+    expected = affine("Q4_1", 64, 64)
+    expected.pack_affine(places, codes, scales, minimums)
+    assert_same(columns_of(weight), columns_of(expected))
+
+
+def test_pages_of_a_mapped_file_are_let_go(tmp_path: Path) -> None:
+    rows, k = 4096, 1024
+    path = tmp_path / "weights"
+    path.write_bytes(np.ones(rows * k, np.uint16).tobytes())
+    with path.open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+
+    def resident() -> int:
+        address = f"{mapped.ctypes.data:x}-"
+        lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+        next(line for line in lines if line.startswith(address))
+        return int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+
+    weight = dense(Form.BF16, rows, k)
+    target = np.arange(rows, dtype=np.int32)
+    assert mapped.sum() > 0
+    assert resident() > 8000
+    pack_stored([PackingJob(weight, "BF16", mapped, None, target, True)], 2)
+    assert resident() < 100
+    np.testing.assert_array_equal(weight.column(rows - 1), bf16_to_f32(np.ones(k, np.uint16)))
+
+
+def test_rows_that_do_not_fit_the_weight_are_refused() -> None:
+    raw, places = blocks("Q4_1", 32, 64), np.arange(32, dtype=np.int32)
+    weight = affine("Q4_1", 32, 64)
+    wrong: list[tuple[Any, str]] = [
+        ((weight, "Q9", raw, None, places, False), "stored as Q9 are not known"),
+        ((weight, "Q4_1", raw[:-1], None, places, False), "1279 bytes, the rows take 1280"),
+        ((weight, "Q4_K", raw, None, places, False), "64 values are no whole number of Q4_K blocks"),
+        ((weight, "Q4_1", raw, np.arange(31), places, False), "order and target differ"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            PackingJob(*arguments)
+    jobs: list[tuple[Any, type[Exception], str]] = [
+        ((weight, "Q4_0", raw[: 32 * 36], None, places, False), ValueError, "another group, zero point or minimum"),
+        ((weight, "BF16", np.zeros(32 * 128, np.uint8), None, places, False), ValueError, "not stored in the form"),
+        ((dense(Form.BF16, 32, 64), "Q4_1", raw, None, places, False), ValueError, "not stored in the form"),
+        ((weight, "Q4_1", raw, np.full(32, 32), places, False), IndexError, "stored row 32"),
+        ((weight, "Q4_1", raw, None, places + 1000, False), IndexError, "packed column 1000"),
+    ]
+    for arguments, kind, message in jobs:
+        with pytest.raises(kind, match=message):
+            pack_stored([PackingJob(*arguments)], 2)
+    with pytest.raises(ValueError, match="threads"):
+        pack_stored([], 0)
+    pack_stored([], 1)
+
+
+def spelled(*texts: bytes) -> Array:
+    return np.frombuffer(b"".join(struct.pack("<Q", len(text)) + text for text in texts), np.uint8)
+
+
+def test_strings_are_read_until_one_is_wrong() -> None:
+    good = spelled(b"a", "é漢".encode(), b"")
+    assert read_strings(good, 0, 3, 16) == (["a", "é漢", ""], good.size)
+    assert read_strings(good, 9, 1, 16) == (["é漢"], 22)
+    assert read_strings(good, 0, 0, 16) == ([], 0)
+    assert read_strings(good, 0, 9, 16) == (["a", "é漢", ""], good.size)
+    assert read_strings(good, 0, 3, 4) == (["a"], 9)
+    assert read_strings(good[:-1], 0, 3, 16) == (["a", "é漢"], 22)
+    assert read_strings(spelled(b"a", b"\xff"), 0, 2, 16) == (["a"], 9)
+    assert read_strings(spelled(b"a", b"\xed\xa0\x80"), 0, 2, 16) == (["a"], 9)  # a lone surrogate
+    huge = np.frombuffer(struct.pack("<Q", (1 << 64) - 1) + b"abc", np.uint8)
+    assert read_strings(huge, 0, 1, (1 << 64) - 1) == ([], 0)
+    assert read_strings(good, 1 << 40, 1, 16) == ([], 1 << 40)
