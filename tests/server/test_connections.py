@@ -53,6 +53,8 @@ MALFORMED = {
     "length too large for a number": POST + b"Content-Length: 99999999999999999999999\r\n" + CLOSE,
     "two lengths": POST + b"Content-Length: 5\r\nContent-Length: 6\r\n" + CLOSE,
     "length and chunks": POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n" + CLOSE + b"0\r\n\r\n",
+    "coding without an end": POST + b"Transfer-Encoding: gzip\r\n" + CLOSE + b"abc",
+    "chunks that are not the last coding": POST + b"Transfer-Encoding: chunked, gzip\r\n" + CLOSE + b"abc",
     "chunk size is no number": POST + b"Transfer-Encoding: chunked\r\n" + CLOSE + b"zz\r\nabc\r\n",
     "chunk longer than its size": POST + b"Transfer-Encoding: chunked\r\n" + CLOSE + b"1\r\nabcdef\r\n0\r\n\r\n",
     "chunk size too large": POST + b"Transfer-Encoding: chunked\r\n" + CLOSE + b"ffffffffffffffffff\r\n",
@@ -64,6 +66,14 @@ def test_what_is_not_http_is_refused_and_the_connection_closed(server: ScriptedS
     answer = server.raw(MALFORMED[name])
     assert 400 <= status_of(answer) < 500
     assert b"connection: close" in answer
+    assert_well(server)
+
+
+@pytest.mark.parametrize("head", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"], ids=["list", "lines"])
+def test_a_body_in_an_unknown_coding_is_refused_before_it_comes(server: ScriptedServer, head: bytes) -> None:
+    with server.connect() as connection:
+        connection.sendall(POST + b"Transfer-Encoding: " + head + b"\r\n\r\n")  # and nothing more
+        assert status_of(read_all(connection)) == 501
     assert_well(server)
 
 

@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from tests.server.running import RunningServer
-from tests.server.test_websocket import client, text_of
+from tests.server.websocket_client import client, text_of
 
 BODY: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 60, "temperature": 0.8, "ignore_eos": True}
 

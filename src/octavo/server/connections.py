@@ -214,6 +214,7 @@ class GuardedProtocol(HttpToolsProtocol):
             raise _Refused
         if self._discarding:
             raise _Refused
+        self._check_coding()
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -225,6 +226,19 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             # There is a bound on how many may wait, and only who reads notices that the client leaves.
             self.flow.resume_reading()
+
+    def _check_coding(self) -> None:
+        """Refuse a body in a coding other than chunks: the parser waits for its end, which nothing marks."""
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if not codings:
+            return
+        coding = b",".join(codings).decode("latin-1").strip()
+        if coding.lower() == "chunked":
+            return
+        known_end = coding.lower().rpartition(",")[2].strip() == "chunked"
+        message = f"The body must come as it is or in chunks, not in the transfer coding {coding[:100]}."
+        self._refusal = Failure(Kind.invalid, message, code="http", status=501 if known_end else 400)
+        raise _Refused
 
     def _set_date(self) -> None:
         """The Date header of the answers from now on; made anew when the second has changed."""
@@ -362,5 +376,6 @@ _PHRASES = {
     400: "Bad Request",
     408: "Request Timeout",
     431: "Request Header Fields Too Large",
+    501: "Not Implemented",
     503: "Service Unavailable",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,7 +16,18 @@ from octavo.server.failures import Failure, Kind
 if TYPE_CHECKING:
     from octavo.server.call import Call
 
-__all__ = ["Dialect", "Endpoint", "Handler", "NestedDialect", "failure_headers", "json_response"]
+__all__ = [
+    "Dialect",
+    "Endpoint",
+    "Handler",
+    "NestedDialect",
+    "failure_headers",
+    "json_response",
+    "long_json_response",
+]
+
+# Items of an answer that take a millisecond or so to make and encode.
+_PIECE = 4096
 
 Handler = Callable[["Call"], Awaitable[Response]]
 
@@ -60,6 +72,28 @@ _encoder = msgspec.json.Encoder()
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """An answer of msgspec structs or plain data as JSON."""
     return Response(_encoder.encode(content), status, headers, "application/json")
+
+
+async def long_json_response(make: Callable[[], Any], items: int) -> Response:
+    """An answer of msgspec structs or lists with so many items.
+
+    Many are made and encoded in a worker thread, piece by piece: two million characters, token by token with their
+    texts, would hold up the event loop for seconds, and encoded at once everybody for a tenth of a second.
+    """
+    if items <= _PIECE:
+        return json_response(make())
+    return Response(await asyncio.to_thread(lambda: _in_pieces(make())), 200, None, "application/json")
+
+
+def _in_pieces(content: Any) -> bytes:
+    """What the encoder would make of it; between two pieces of a list whoever waits for the interpreter gets a turn."""
+    if isinstance(content, list) and len(content) > _PIECE:
+        starts = range(0, len(content), _PIECE)
+        return b"[" + b",".join([_encoder.encode(content[at : at + _PIECE])[1:-1] for at in starts]) + b"]"
+    if isinstance(content, msgspec.Struct):
+        values = [(field.encode_name, getattr(content, field.name)) for field in msgspec.structs.fields(content)]
+        return b"{" + b",".join([_encoder.encode(name) + b":" + _in_pieces(value) for name, value in values]) + b"}"
+    return _encoder.encode(content)
 
 
 def failure_headers(failure: Failure) -> dict[str, str]:

@@ -96,3 +96,14 @@ def test_ids_outside_the_vocabulary_are_refused(http: httpx.Client, wrong: int) 
 def test_no_tokens_are_no_text(http: httpx.Client) -> None:
     assert http.post("/v1/detokenize", json={"tokens": []}).json() == {"prompt": ""}
     assert http.post("/v1/tokenize", json={"prompt": "", "add_special_tokens": False}).json()["count"] == 0
+
+
+def test_tokens_of_a_long_text_are_told_as_those_of_a_short_one(http: httpx.Client) -> None:
+    # "é" is two tokens of this vocabulary; an answer of so many is made in pieces.
+    short = http.post("/tokenize", json={"prompt": "hé", "return_token_strs": True}).json()
+    many = 5000
+    found = http.post("/tokenize", json={"prompt": "hé" * many, "return_token_strs": True}).json()
+    assert found["count"] == 3 * many + 1
+    assert found["tokens"] == short["tokens"][:1] + short["tokens"][1:] * many
+    assert found["token_strs"] == short["token_strs"][:1] + short["token_strs"][1:] * many
+    assert http.post("/detokenize", json={"tokens": found["tokens"]}).json() == {"prompt": "<bos>" + "hé" * many}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from octavo.server.endpoints import json_response
+from octavo.server.endpoints import long_json_response
 from octavo.server.failures import Failure, Kind
 from octavo.server.openai.chat import chat_prompt
 from octavo.server.openai.errors import read_body
@@ -102,8 +102,12 @@ async def tokenize(call: Call) -> Response:
             ),
             fits=False,
         )
-    spelled = [tokenizer.id_to_token(token) for token in tokens] if request.return_token_strs else None
-    return json_response(TokenizeAnswer(len(tokens), serving.llm.max_model_len, tokens, spelled))
+
+    def answer() -> TokenizeAnswer:
+        spelled = [tokenizer.id_to_token(token) for token in tokens] if request.return_token_strs else None
+        return TokenizeAnswer(len(tokens), serving.llm.max_model_len, tokens, spelled)
+
+    return await long_json_response(answer, len(tokens))
 
 
 async def detokenize(call: Call) -> Response:
@@ -111,6 +115,9 @@ async def detokenize(call: Call) -> Response:
     request = await read_body(call, DetokenizeRequest)
     serving = call.serving
     serving.check_model(request.model)
-    check_ids(request.tokens, serving.llm.vocab_size, "tokens")
-    text = serving.llm.get_tokenizer().decode(request.tokens, skip_special_tokens=False)
-    return json_response(DetokenizeAnswer(text))
+
+    def answer() -> DetokenizeAnswer:
+        check_ids(request.tokens, serving.llm.vocab_size, "tokens")
+        return DetokenizeAnswer(serving.llm.get_tokenizer().decode(request.tokens, skip_special_tokens=False))
+
+    return await long_json_response(answer, len(request.tokens))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from octavo.errors import OctavoError
-from octavo.server.endpoints import json_response
+from octavo.server.endpoints import long_json_response
 from octavo.server.failures import ClientGone
 from octavo.server.openai.chat import chat_prompt
 from octavo.server.openai.errors import OPENAI
@@ -45,7 +45,8 @@ async def _tokenize(call: Call) -> Response:
     request = await call.read(GenerateRequest)
     asked = validate(request, Limits.of(call.serving))
     tokens = await _simple_tokens(call.serving.llm.get_tokenizer(), asked.inputs)
-    return json_response(tokens if asked.truncate is None else tokens[-asked.truncate :])
+    kept = tokens if asked.truncate is None else tokens[-asked.truncate :]
+    return await long_json_response(lambda: kept, len(kept))
 
 
 async def chat_tokenize(call: Call) -> Response:
@@ -58,7 +59,7 @@ async def chat_tokenize(call: Call) -> Response:
         raise template_failure(str(error)) from error
     tokenizer = call.serving.llm.get_tokenizer()
     tokens = await _simple_tokens(tokenizer, text, add_special_tokens=bool(request.add_special_tokens))
-    return json_response(ChatTokenizeResponse(tokens, text))
+    return await long_json_response(lambda: ChatTokenizeResponse(tokens, text), len(tokens))
 
 
 async def _simple_tokens(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[SimpleToken]:
