@@ -10,10 +10,10 @@ as it is stored, or --stored.
 
 Every run is a fresh process, except vLLM's, which takes a minute to start and lives as long as a group of work lasts.
 All engines get the same prompts (llama.cpp's own benchmarks take as many random tokens); the forms take turns, from the
-first to the last in one round and back in the next, so that a slow spell of the machine hits all. A peer that after the
-first round has less than --hopeless of the best peer of its class on every row is not run again. Reported are medians
-and quartiles, the ratio to the best peer of the class, of all, and what the machine's bandwidth and peaks allow.
-Nothing else may run meanwhile.
+first to the last in one round and back in the next, so that a slow spell of the machine hits all. A peer that on some
+work has less than --hopeless of the best peer of its class is not run on it again, nor at all if it had so little in an
+earlier record (--known). Reported are medians and quartiles, the ratio to the best peer of the class, of all, and what
+the machine's bandwidth and peaks allow. Nothing else may run meanwhile.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers_cases import GROUPS, Group, Words, measure
+from peers_cases import GROUPS, Group, Row, Words, measure
 from peers_engines import Engines, Form, Worker, forms
 from peers_report import Measured, compare, html, markdown
 from peers_roofline import Machine, Shape, limit
@@ -57,17 +58,23 @@ class Session:
     about: dict[Form, dict[str, Any]] = field(default_factory=dict)
     commands: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
-    dropped: list[str] = field(default_factory=list)
+    dropped: set[str] = field(default_factory=set)
+    known: Mapping[tuple[str, str], float] = field(default_factory=dict)  # by row and form, of an earlier record
     _kept: dict[Form, Worker] = field(default_factory=dict)
 
     def rounds_of(self, group: Group) -> int:
         return self.rounds if group.quick else self.long_rounds
 
     def estimate(self) -> float:
-        """Seconds that everything takes, if nobody is dropped."""
-        runs = sum(self.rounds_of(group) * group.seconds[form.engine] for group, found in self.groups for form in found)
-        starts = {form for group, found in self.groups for form in found if form.engine == _SLOW_START}
-        return runs + _START_SECONDS * len(starts) + 30
+        """Seconds that everything takes, if nobody is dropped but by the earlier record."""
+        total = 30.0
+        for group, found in self.groups:
+            for form in found:
+                rows = [row for row in group.rows if not row.steady]
+                share = sum(self._has_a_chance(row, form, found, 0) for row in rows) / len(rows)
+                total += self.rounds_of(group) * group.seconds[form.engine] * share
+        slow = {form for _, found in self.groups for form in found if form.engine == _SLOW_START}
+        return total + _START_SECONDS * len(slow)
 
     def run(self) -> None:
         """All groups one after another, all rounds of each."""
@@ -76,20 +83,20 @@ class Session:
         print(f"{len(self.groups)} groups of work, about {total / 60:.0f} minutes at most", flush=True)
         try:
             for group, found in self.groups:
-                self._group(group, list(found))
+                self._group(group, found)
                 self._close({form for later, rest in self.groups if later is not group for form in rest})
                 print(f"--- {group.key} done after {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
         finally:
             self._close(set())
 
-    def _group(self, group: Group, found: list[Form]) -> None:
+    def _group(self, group: Group, found: Sequence[Form]) -> None:
         for number in range(self.rounds_of(group)):
             for form in found if number % 2 == 0 else reversed(found):
-                self._once(group, form, number)
-            if number == 0:
-                found = [form for form in found if not self._is_hopeless(group, form, found)]
+                rows = [row.key for row in group.rows if self._has_a_chance(row, form, found, number)]
+                if rows and rows != [row.key for row in group.rows if row.steady]:
+                    self._once(group, form, number, rows)
 
-    def _once(self, group: Group, form: Form, number: int) -> None:
+    def _once(self, group: Group, form: Form, number: int, rows: Sequence[str]) -> None:
         try:
             figures = measure(
                 group,
@@ -97,6 +104,7 @@ class Session:
                 self.engines,
                 self.words,
                 f"{group.key} {number}",
+                rows=rows,
                 worker=self._worker,
                 log=self.commands,
             )
@@ -124,24 +132,24 @@ class Session:
         for form in [form for form in self._kept if form not in needed]:
             self._kept.pop(form).close()
 
-    def _is_hopeless(self, group: Group, form: Form, found: Sequence[Form]) -> bool:
-        """Whether a peer is far behind the best peer of its class on every row of the group."""
-        if form.ours or not group.rows:
+    def _has_a_chance(self, row: Row, form: Form, found: Sequence[Form], number: int) -> bool:
+        """Whether a peer could be the best of its class, by the rounds so far or by an earlier record."""
+        mine = self._so_far(row, form, number)
+        if form.ours or mine is None:
+            return True
+        if row.steady and number:
             return False
-        for row in group.rows:
-            ours = self.values.get((row.key, form))
-            others = [
-                values[0]
-                for other in found
-                if other.bits == form.bits and not other.ours and (values := self.values.get((row.key, other)))
-            ]
-            if ours and not self._far_behind(ours[0], others, lower=row.lower):
-                return False
-        self.dropped.append(f"{form.title} after the first round of {group.key}")
-        return True
+        rivals = [other for other in found if other.bits == form.bits and not other.ours]
+        values = [value for other in rivals if (value := self._so_far(row, other, number)) is not None]
+        good = min(values) >= self.hopeless * mine if row.lower else mine >= self.hopeless * max(values)
+        if not good:
+            self.dropped.add(f"{form.title}: {row.key}")
+        return good
 
-    def _far_behind(self, value: float, others: Sequence[float], *, lower: bool) -> bool:
-        return min(others) < self.hopeless * value if lower else value < self.hopeless * max(others)
+    def _so_far(self, row: Row, form: Form, number: int) -> float | None:
+        """The figure of the rounds before this one; of the earlier record in the first."""
+        values = self.values.get((row.key, form)) if number else None
+        return statistics.median(values) if values else self.known.get((row.key, form.title))
 
 
 # --- what the machine can do ------------------------------------------------------------------------------------------
@@ -177,6 +185,15 @@ def limits(session: Session, shapes: dict[bool, Shape], machines: dict[str, Mach
 
 
 # --- the record -------------------------------------------------------------------------------------------------------
+
+
+def known(files: Sequence[Path]) -> dict[tuple[str, str], float]:
+    """The medians of earlier records."""
+    return {
+        (each["row"], each["form"]): statistics.median(each["rounds"])
+        for file in files
+        for each in json.loads(file.read_text(encoding="utf-8"))["values"]
+    }
 
 
 def quality(form: Form, sha256: dict[Path, str]) -> dict[str, Any]:
@@ -227,7 +244,10 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--vllm-python", type=Path, help="Python of an environment with vLLM")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of quick work")
     parser.add_argument("--long-rounds", type=int, default=3, help="rounds of long work")
-    parser.add_argument("--hopeless", type=float, default=0.75, help="share of the best below which a peer is dropped")
+    parser.add_argument("--hopeless", type=float, default=0.85, help="share of the best below which a peer is dropped")
+    parser.add_argument(
+        "--known", type=Path, nargs="*", default=[], help="earlier records that tell which peers to drop"
+    )
     parser.add_argument("--threads", type=int, default=probe().default_threads, help="threads of all engines")
     parser.add_argument(
         "--only", default="", help=f"only these groups ({', '.join(g.key for g in GROUPS)}) or forms, by commas"
@@ -254,7 +274,15 @@ def main() -> None:
         raise SystemExit("nothing to run: the folder of models lacks the files, or --only fits nothing")
     record = {"what": "octavo and other engines, interleaved", **provenance(["numpy"])}
     words = Words(load_tokenizer(open_checkpoint(arguments.models / arguments.name)))
-    session = Session(engines, words, groups, arguments.rounds, arguments.long_rounds, arguments.hopeless)
+    session = Session(
+        engines,
+        words,
+        groups,
+        arguments.rounds,
+        arguments.long_rounds,
+        arguments.hopeless,
+        known=known(arguments.known),
+    )
     if arguments.estimate:
         print(f"about {session.estimate() / 60:.0f} minutes at most")
         return
@@ -286,7 +314,7 @@ def main() -> None:
             for form in everyone
         },
         "commands": sorted(session.commands),
-        "not_repeated": session.dropped,
+        "not_repeated": sorted(session.dropped),
         "failures": session.failures,
         "values": [
             {"row": row, "form": form.title, "model": form.model.name, "rounds": values}
@@ -298,7 +326,7 @@ def main() -> None:
     write(record, path)
     table = markdown(comparisons)
     path.with_suffix(".md").write_text(table, encoding="utf-8")
-    remarks = [f"{form.title}: {qualities[form]}" for form in everyone] + session.dropped + session.failures
+    remarks = [f"{form.title}: {qualities[form]}" for form in everyone] + session.failures
     path.with_suffix(".html").write_text(html(comparisons, str(record["what"]), remarks), encoding="utf-8")
     print(f"\n{table}\nwritten to {path}")
 

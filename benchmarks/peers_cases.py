@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from octavo.benchmarking.workload import single_token_words
 __all__ = ["GROUPS", "Group", "Row", "Words", "measure"]
 
 Piece = dict[str, Any]
-_REPEATS = 3  # of the quick work in one process
+_REPEATS = 2  # of quick work in one process
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Row:
 
     ``targets`` are ratios to the best peer of the class by bits of weight; where less is better (``lower``) the ratio
     must not be above it. ``absolute`` is a figure to reach whatever the peers do. ``smallest`` compares with the best
-    peer of any class.
+    peer of any class. A ``steady`` figure hardly varies: one round of a peer is enough.
     """
 
     key: str
@@ -34,6 +34,7 @@ class Row:
     lower: bool = False
     absolute: float | None = None
     smallest: bool = False
+    steady: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ GROUPS = (
         "batch",
         (
             Row("batch", f"64 {_BATCH}", "total tok/s", _EACH),
-            Row("memory", f"peak memory at 64 {_BATCH}", "MiB", lower=True, smallest=True),
+            Row("memory", f"peak memory at 64 {_BATCH}", "MiB", lower=True, smallest=True, steady=True),
         ),
         {"octavo": 14, "llama.cpp": 31, "openvino": 19, "vllm": 18},
         quick=False,
@@ -161,10 +162,16 @@ def _pieces(group: Group, words: Words, seed: str) -> list[Piece]:
     if group.key == "quick":
         return [*_decode(words, seed, _REPEATS), *_prefill(words, seed, _REPEATS)]
     if group.key == "1b":
-        return [*_decode(words, seed, 1), *_prefill(words, seed, 1), *_batch(words, seed, group.requests)]
+        return [*_decode(words, seed, _REPEATS), *_prefill(words, seed, _REPEATS), *_batch(words, seed, group.requests)]
     if group.key == "avx2":
         return [*_prefill(words, seed, _REPEATS), *_batch(words, seed, group.requests)]
     return list({"batch": _batch, "prefix": _prefix}[group.key](words, seed, group.requests))
+
+
+def _row_of(piece: Piece) -> str:
+    """The row that a piece of work is for."""
+    name: str = piece["name"].partition(" ")[0]
+    return {"short": "decode", "long": "decode"}.get(name, name)
 
 
 def _figures(seconds: Mapping[str, float], requests: int) -> dict[str, float]:
@@ -202,28 +209,32 @@ def measure(
     words: Words,
     seed: str,
     *,
+    rows: Collection[str],
     worker: Callable[[Form], tuple[Worker, bool]],
     log: set[str],
 ) -> dict[str, float]:
-    """Run ``form`` once on the work of ``group``: a figure for each row it has.
+    """Run ``form`` once on the work of ``group`` that gives ``rows``: a figure for each row it has.
 
     ``worker`` gives a started engine and whether it is to be closed afterwards.
     """
     if group.key == "start":
         seconds = start_seconds(form, engines, log)
         return {} if seconds is None else {"start": seconds}
+    prefix = f"{group.key} " if group.key in ("1b", "avx2") else ""
+    wanted = {row.removeprefix(prefix) for row in rows}
     if form.engine.startswith("llama.cpp"):
         figures: dict[str, float] = {}
-        for what in _LLAMA_WORK[group.key]:
+        for what in (what for what in _LLAMA_WORK[group.key] if what in wanted):
             done = llama(form, engines, what, group.requests, log)
             figures |= {what: done[what], "memory": done["peak_bytes"] / 2**20}
     else:
         process, close = worker(form)
         try:
-            figures = _figures(process.do(_pieces(group, words, seed)), group.requests)
+            figures = _figures(
+                process.do([piece for piece in _pieces(group, words, seed) if _row_of(piece) in wanted]), group.requests
+            )
         finally:
             if close:
                 process.close()
-    prefix = f"{group.key} " if group.key in ("1b", "avx2") else ""
     keys = {row.key for row in group.rows}
     return {prefix + name: value for name, value in figures.items() if prefix + name in keys}

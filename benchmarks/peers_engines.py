@@ -299,7 +299,7 @@ _READ_LLAMA: Mapping[str, Callable[[dict[str, Any]], float]] = {
 def llama(form: Form, engines: Engines, what: str, requests: int, log: set[str]) -> dict[str, float]:
     """One of llama.cpp's own benchmarks: decode, prefill or batch. Its prompts are random tokens of the same number."""
     program, options = {
-        "decode": ("llama-bench", "-p 0 -n 128 -d 128 -r 3 -o jsonl"),
+        "decode": ("llama-bench", "-p 0 -n 128 -d 128 -r 2 -o jsonl"),
         "prefill": ("llama-bench", "-p 1024 -n 0 -r 2 -o jsonl"),
         "batch": (
             "llama-batched-bench",

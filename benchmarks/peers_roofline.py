@@ -1,8 +1,9 @@
 """What the machine allows at most: the figures of work if nothing but its operations or its bytes took time.
 
 The operations are multiplications and additions of the linear layers, at the peak of int8 (4 and 8 bit forms) or bf16,
-and of attention, at the peak of bf16. The bytes are the weights once a step and the keys and values in use. The longer
-of the two is the least time; peaks and bandwidth are those octavo's own kernels reached on the same machine.
+and of attention, at the peak of bf16. The bytes are the weights once a step and the keys and values in use, those of a
+shared prefix once for all. The longer of the two is the least time; peaks and bandwidth are those octavo's own kernels
+reached on the same machine.
 """
 
 from __future__ import annotations
@@ -63,19 +64,19 @@ class _Work:
     attention: float = 0.0
     bytes: float = 0.0
 
-    def prompts(self, count: int, length: int, known: int = 0) -> _Work:
-        """``count`` prompts of ``length`` tokens after ``known`` that are in the cache; logits of the last token."""
+    def prompts(self, count: int, length: int, shared: int = 0) -> _Work:
+        """``count`` prompts of ``length`` tokens after ``shared`` that are in the cache; logits of the last token."""
         self.linear += 2 * count * (length * self.shape.linear + self.shape.head)
-        self.attention += count * self.shape.attention * (length * known + length * (length + 1) / 2)
-        self.bytes += self.weights_bytes + count * (known + length) * self.kv_token_bytes
+        self.attention += count * self.shape.attention * (length * shared + length * (length + 1) / 2)
+        self.bytes += self.weights_bytes + (shared + count * length) * self.kv_token_bytes
         return self
 
-    def tokens(self, count: int, steps: int, context: int) -> _Work:
-        """``steps`` steps of ``count`` sequences that begin with ``context`` tokens each."""
-        keys = sum(context + step for step in range(1, steps + 1))
+    def tokens(self, count: int, steps: int, context: int, shared: int = 0) -> _Work:
+        """``steps`` steps of ``count`` sequences, after ``shared`` common tokens and ``context`` of their own each."""
+        own = sum(context + step for step in range(1, steps + 1))
         self.linear += 2 * count * steps * (self.shape.linear + self.shape.head)
-        self.attention += count * self.shape.attention * keys
-        self.bytes += steps * self.weights_bytes + count * keys * self.kv_token_bytes
+        self.attention += count * self.shape.attention * (own + steps * shared)
+        self.bytes += steps * self.weights_bytes + (steps * shared + count * own) * self.kv_token_bytes
         return self
 
     def seconds(self, machine: Machine, bits: int) -> float:
@@ -102,7 +103,7 @@ def limit(
     if kind == "batch":
         return requests * 320 / seconds(work().prompts(requests, 256), work().tokens(requests, 63, 256))
     if kind in ("cold", "primed"):
-        parts = [work().prompts(requests, 32, 512), work().tokens(requests, 63, 544)]
+        parts = [work().prompts(requests, 32, 512), work().tokens(requests, 63, 32, 512)]
         if kind == "cold":
             parts.append(work().prompts(1, 512))
         return requests * 64 / seconds(*parts)

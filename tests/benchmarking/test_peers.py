@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -117,12 +118,23 @@ def test_a_peer_far_behind_its_class_is_not_run_again(scripts: Any) -> None:
         form("octavo", "w8", 8, Path("m")), form("a", "int8", 8, Path("m")), form("b", "Q8", 8, Path("m")),
         form("b", "Q4", 4, Path("m")),
     )  # fmt: skip
-    group = scripts.peers_cases.GROUPS[0]
+    row = scripts.peers_cases.GROUPS[0].rows[0]
     session = scripts.peers.Session(None, None, [], 5, 3, 0.75)
-    for each, value in ((ours, 9.0), (fast, 5.0), (slow, 3.0), (other, 1.0)):
-        for row in group.rows:
-            session.values[row.key, each] = [value]
     found = [ours, fast, slow, other]
-    assert [each for each in found if session._is_hopeless(group, each, found)] == [slow]
-    session.values["prefill", slow] = [4.0]
-    assert not session._is_hopeless(group, slow, found)
+    assert all(session._has_a_chance(row, each, found, 0) for each in found)
+    for each, value in ((ours, 9.0), (fast, 5.0), (slow, 3.0), (other, 1.0)):
+        session.values[row.key, each] = [value]
+    assert [each for each in found if not session._has_a_chance(row, each, found, 1)] == [slow]
+    assert session.dropped == {f"b Q8: {row.key}"}
+    session.values[row.key, slow] = [4.0]
+    assert session._has_a_chance(row, slow, found, 1)
+
+
+def test_an_earlier_record_drops_a_peer_from_the_start(scripts: Any, tmp_path: Path) -> None:
+    file = tmp_path / "earlier.json"
+    values = [{"row": "memory", "form": f"a {name}", "rounds": [value]} for name, value in (("x", 10.0), ("y", 20.0))]
+    file.write_text(json.dumps({"values": values}), encoding="utf-8")
+    found = [scripts.peers_engines.Form("a", name, 8, Path("m")) for name in ("x", "y")]
+    session = scripts.peers.Session(None, None, [], 5, 3, 0.75, known=scripts.peers.known([file]))
+    row = _row(scripts, "memory")
+    assert [session._has_a_chance(row, each, found, 0) for each in found] == [True, False]
