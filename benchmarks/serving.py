@@ -1,21 +1,24 @@
 """Starts octavo, llama-server and vLLM's server in turn, loads each over HTTP alike, and prints what clients see.
 
-    python benchmarks/serving.py --models DIR [--llama-server FILE] [--vllm-python FILE] [--rounds 3] [--loads c32,c1]
+    python benchmarks/serving.py --models DIR [--llama-server FILE] [--vllm-python FILE] [--rounds 3] [--loads c32]
 
 The folder of models holds NAME (a Hugging Face directory with bf16 weights) and, for llama-server, NAME-Q4_0.gguf,
-NAME-Q8_0.gguf and NAME-bf16.gguf made from it; a server whose files are missing is left out. octavo's w4 runs
-NAME-Q4_1.gguf as stored where it is there, else the directory quantised while loading.
+NAME-Q8_0.gguf and, with --all-forms, NAME-bf16.gguf made from it; a server whose files are missing is left out.
+octavo's w4 runs NAME-Q4_1.gguf as stored where it is there, else the directory quantised while loading.
 
 In each round every server is started anew, answers two requests that are not counted, gets every load once and is
-stopped; who comes first changes from round to round, so that a slow spell of the machine hits all. Nothing else may
-run meanwhile. The load generator (load_generator.py; its definitions hold here) runs on the same cores: its processor
-time is recorded apart. Reported are medians over the rounds.
+stopped; the order of a round is the reverse of the one before, so that a slow spell of the machine hits all. Nothing
+else may run meanwhile. The load generator (load_generator.py; its definitions hold here) runs on the same cores: its
+processor time is recorded apart. Reported are medians over the rounds with their spread, and ratios of runs of the same
+round. Memory is the greatest sum over a server's processes of what is resident; the front end's share is the processor
+time of octavo's first process over that of all cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -27,19 +30,15 @@ from typing import Any
 
 from load_generator import LOADS, Load
 from recording import RESULTS, command, dashed, model_sha256, peer_quality, provenance, recorded_quality, write
-from server_process import OCTAVO, ServerProcess
+from server_process import OCTAVO, ServerProcess, cpu_seconds
+from serving_report import COLUMNS, figure, middle, table, table_of_ratios
+
+from octavo.errors import ParameterError
+from octavo.frontend.options import EngineOptions
 
 _HERE = Path(__file__).resolve().parent
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 _VLLM_SHARE = 0.4  # of the machine's memory; what it calls GPU memory is the processor's there
-_COLUMNS = {
-    "req/s": ("req_per_s",),
-    "tok/s": ("output_tok_per_s",),
-    "TTFT p50": ("ttft_ms", "p50"),
-    "TTFT p99": ("ttft_ms", "p99"),
-    "TPOT p50": ("tpot_ms", "p50"),
-    "TPOT p99": ("tpot_ms", "p99"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +57,50 @@ def servers(options: argparse.Namespace) -> list[Server]:
     """Those whose programs and weights are there."""
     models, name = options.models, options.name
     found = list(_octavo(models, name, options.octavo))
-    if options.llama_server is not None:
-        found += _llama(models, name, options.llama_server, options.threads)
     if options.vllm_python is not None:
         found.append(_vllm(models / name, options.vllm_python, options.threads))
+    if options.llama_server is not None:
+        forms = ("Q4_0", "Q8_0", "bf16") if options.all_forms else ("Q4_0", "Q8_0")
+        found += _llama(models, name, options.llama_server, options.threads, forms)
+    wanted = options.only.split(",")
+    found = [server for server in found if any(text in server.name for text in wanted)]
     for server in found:
         if not server.model.exists():
             print(f"left out: {server.name} ({server.model.name} is missing)")
-    return [server for server in found if server.model.exists() and options.only in server.name]
+    return [server for server in found if server.model.exists()]
 
 
 def _octavo(models: Path, name: str, program: Sequence[str]) -> list[Server]:
     q4_1 = models / f"{name}-Q4_1.gguf"
-    w4 = (q4_1, ()) if q4_1.is_file() else (models / name, ("--quantization", "w4"))
-    forms = {
-        "w4": w4,
-        "w8": (models / name, ("--quantization", "w8")),
-        "bf16": (models / name, ("--quantization", "none")),
-    }
+    forms: dict[str, str | None] = {"w4": None if q4_1.is_file() else "w4", "w8": "w8", "w8-wide": "w8-wide"}
+    forms["bf16"] = "none"
     tail = ("--host", "127.0.0.1", "--port", "{port}", "--served-model-name", "m", "--max-model-len", "2048")
-    return [
-        Server(f"octavo {form}", model, (*program, "serve", str(model), *more, *tail))
-        for form, (model, more) in forms.items()
-    ]
+    found = []
+    for title, form in forms.items():
+        if form is not None and not _known(form):
+            print(f"left out: octavo {title} (this octavo has no such form)")
+            continue
+        model, more = (q4_1, ()) if form is None else (models / name, ("--quantization", form))
+        words = (*program, "serve", str(model), *more, *tail)
+        found.append(Server(f"octavo {title}", model, words))
+    return found
 
 
-def _llama(models: Path, name: str, program: Path, threads: int) -> list[Server]:
+def _known(form: str) -> bool:
+    try:
+        EngineOptions.from_kwargs(quantization=form)
+    except ParameterError:
+        return False
+    return True
+
+
+def _llama(models: Path, name: str, program: Path, threads: int, forms: Sequence[str]) -> list[Server]:
     # GNU OpenMP's threads are erratic on few cores unless pinned, and every one of 32 slots needs its own context.
     mask = hex((1 << threads) - 1)
     tail = f"--host 127.0.0.1 --port {{port}} -t {threads} -np 32 -c 32768 -b 2048 -ub 512 --alias m -C {mask}".split()
     return [
         Server(f"llama-server {form}", file, (str(program), "-m", str(file), *tail, "--cpu-strict", "1"))
-        for form in ("Q4_0", "Q8_0", "bf16")
+        for form in forms
         for file in (models / f"{name}-{form}.gguf",)
     ]
 
@@ -117,16 +128,23 @@ def _beside(python: Path, library: str) -> list[Path]:
 def measure(found: Sequence[Server], loads: Sequence[Load], rounds: int, seed: int, tokenizer: Path) -> None:
     """Start, load and stop every server once a round."""
     for number in range(rounds):
-        shift = number % len(found)
-        for server in [*found[shift:], *found[:shift]]:
+        for server in found if number % 2 == 0 else found[::-1]:
             with ServerProcess(server.command, environment={**_OFFLINE, **server.environment}) as process:
                 peak = _PeakMemory(process)
                 for load in loads:
-                    done = _load(process, load, seed + number, tokenizer)
+                    done = _load(process, load, seed + number, tokenizer) | {"peak_rss_bytes": peak.so_far()}
+                    if not server.name.startswith("octavo"):
+                        del done["front_end_share"]  # of others it is not known which process does what
                     server.runs.setdefault(load.name, []).append(done)
-                    shown = {title: _figure(done, path) for title, path in _COLUMNS.items()}
-                    what = f"round {number + 1}: {server.name} {load.name}: {_words(shown)}"
-                    print(what, *done["errors"], flush=True)
+                    cells = [(column, figure(done, column)) for column in COLUMNS]
+                    shown = [
+                        f"{column.title} {value:.{column.digits}f}" for column, value in cells if value is not None
+                    ]
+                    print(
+                        f"round {number + 1}: {server.name} {load.name}: {', '.join(shown)}",
+                        *done["errors"],
+                        flush=True,
+                    )
                 server.starts.append({"start_s": process.start_seconds, "peak_rss_bytes": peak.stop()})
 
 
@@ -136,13 +154,25 @@ def _load(process: ServerProcess, load: Load, seed: int, tokenizer: Path) -> dic
         if name != "name":
             words += ["--" + name.replace("_", "-"), str(value)]
     words += ["--seed", str(seed), "--tokenizer", str(tokenizer)]
+    before = _split_cpu(process)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
+    after = _split_cpu(process)
     if done.returncode:
         raise SystemExit(
             f"the load generator ended with {done.returncode}:\n{done.stderr[-2000:]}\n{process.log()[-2000:]}"
         )
     figures: dict[str, Any] = json.loads(done.stdout)
-    return figures | {"name": load.name}
+    first, others = (after[place] - before[place] for place in (0, 1))
+    cores = len(os.sched_getaffinity(0))
+    # The two requests that are not counted are in it too.
+    share = first / (cores * figures["wall_s"])
+    return figures | {"name": load.name, "server_cpu_s": first + others, "front_end_share": share}
+
+
+def _split_cpu(process: ServerProcess) -> tuple[float, float]:
+    """Processor seconds of a server's first process and of all below it."""
+    tree = process.tree()
+    return cpu_seconds(tree[:1]), cpu_seconds(tree[1:])
 
 
 class _PeakMemory:
@@ -159,55 +189,17 @@ class _PeakMemory:
         while not self._stopped.wait(0.5):
             self._peak = max(self._peak, self._process.rss_bytes())
 
+    def so_far(self) -> int:
+        self._peak = max(self._peak, self._process.rss_bytes())
+        return self._peak
+
     def stop(self) -> int:
         self._stopped.set()
         self._thread.join()
-        return max(self._peak, self._process.rss_bytes())
+        return self.so_far()
 
 
 # --- reporting --------------------------------------------------------------------------------------------------------
-
-
-def _figure(run: Mapping[str, Any], path: Sequence[str]) -> float | None:
-    value: Any = run
-    for name in path:
-        value = None if value is None else value.get(name)
-    return None if value is None else float(value)
-
-
-def _words(shown: Mapping[str, float | None]) -> str:
-    return ", ".join(f"{title} {'-' if value is None else f'{value:.1f}'}" for title, value in shown.items())
-
-
-def medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
-    """Median over the rounds of each column of the table."""
-    result: dict[str, float | None] = {}
-    for title, path in _COLUMNS.items():
-        values = [value for run in runs if (value := _figure(run, path)) is not None]
-        result[title] = statistics.median(values) if values else None
-    return result
-
-
-def table(found: Sequence[Server], loads: Sequence[Load]) -> str:
-    """One line a load and server; latencies in milliseconds."""
-    lines = [f"{'':34}" + "".join(f"{title:>10}" for title in _COLUMNS) + f"{'failed':>8}"]
-    for load in loads:
-        for server in found:
-            runs = server.runs[load.name]
-            cells = [f"{'-' if value is None else f'{value:.1f}':>10}" for value in medians(runs).values()]
-            failed = sum(run["failed"] for run in runs)
-            lines.append(f"{load.name + '  ' + server.name:34}" + "".join(cells) + f"{failed:>8}")
-    return "\n".join(lines)
-
-
-def _quality(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
-    """The recorded divergence of what the server runs, or why there is none."""
-    engine, _, form = server.name.partition(" ")
-    if engine != "octavo":
-        return peer_quality({"llama-server": "llama.cpp"}.get(engine, engine), form)
-    words = server.command
-    asked = words[words.index("--quantization") + 1] if "--quantization" in words else None
-    return recorded_quality(digests[server.model.name], asked)
 
 
 def _record(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
@@ -219,8 +211,22 @@ def _record(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
         "environment": {name: command(value.split(":")) for name, value in server.environment.items()},
         "start_s": statistics.median(start["start_s"] for start in server.starts),
         "peak_rss_bytes": max(start["peak_rss_bytes"] for start in server.starts),
-        "loads": {name: {"median": medians(runs), "rounds": runs} for name, runs in server.runs.items()},
+        "loads": {name: {"median": _medians(runs), "rounds": runs} for name, runs in server.runs.items()},
     }
+
+
+def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    return {column.title: None if (found := middle(runs, column)) is None else found[0] for column in COLUMNS}
+
+
+def _quality(server: Server, digests: Mapping[str, str]) -> dict[str, Any]:
+    """The recorded divergence of what the server runs, or why there is none."""
+    engine, _, form = server.name.partition(" ")
+    if engine != "octavo":
+        return peer_quality({"llama-server": "llama.cpp"}.get(engine, engine), form)
+    words = server.command
+    asked = words[words.index("--quantization") + 1] if "--quantization" in words else None
+    return recorded_quality(digests[server.model.name], asked)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -235,8 +241,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--vllm-python", type=Path, help="Python of an environment with vLLM; without it that is left out"
     )
     parser.add_argument("--octavo", nargs="+", default=list(OCTAVO), help="octavo's command")
-    parser.add_argument("--only", default="", help="run only the servers whose name holds this text")
-    parser.add_argument("--loads", default=",".join(LOADS), help="which loads, separated by commas")
+    parser.add_argument("--only", default="", help="run only the servers whose name holds one of these texts (commas)")
+    parser.add_argument("--all-forms", action="store_true", help="run llama-server with bf16 weights too, its slowest")
+    parser.add_argument("--loads", default="c32", help=f"which loads, separated by commas: {', '.join(LOADS)}")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is run")
     parser.add_argument("--requests", type=int, help="requests of each load, in place of its own number (for a try)")
     parser.add_argument("--threads", type=int, default=2, help="cores that llama-server and vLLM are given")
@@ -265,7 +272,11 @@ def main() -> None:
     }
     path = options.json or RESULTS / dashed(f"serving {options.name} {record['date'][:10]}.json")
     write(record, path)
-    print(f"\nmilliseconds; medians of {options.rounds} rounds\n{table(found, loads)}\n\nwritten to {path}")
+    print(f"\nmilliseconds; medians of {options.rounds} rounds")
+    for load in loads:
+        runs = {server.name: server.runs[load.name] for server in found}
+        print(f"\n{load.name}\n{table(runs)}\n\n{table_of_ratios(runs)}")
+    print(f"\nwritten to {path}")
 
 
 def _peer_versions(options: argparse.Namespace) -> dict[str, str]:
