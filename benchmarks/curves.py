@@ -3,9 +3,9 @@
     python benchmarks/curves.py [--model smollm2-135m] [--quantization w8] [--only batch,prompt,...] [--small]
 
 The curves of the scheduler run with a back end that computes nothing, so that what is left is the engine's own time.
-Each point is the median of --repeats; beside the values stands the exponent of growth between a curve's last points:
-1 is linear, above 1 worse. Writes JSON, and an HTML page with the plots, into benchmarks/results. --small tries
-everything with sizes that take seconds; its figures mean nothing.
+Each point is the median of --repeats, or of the steps of one run; it all takes about five minutes. Beside the values
+stands the exponent of growth between a curve's last points: 1 is linear, above 1 worse. Writes JSON, and an HTML page
+with the plots, into benchmarks/results. --small tries it all with sizes that take seconds; its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ import math
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from engine_step import NullBackend
+from random_model import write_random_model
 from recording import RESULTS, about_model, dashed, provenance, write
 
 from octavo.benchmarking.plots import Series, chart
@@ -134,14 +136,14 @@ SMALL = Sizes((1, 4), (16, 64), (128, 256), (32, 64), (1, 100), (1000, 4000), (6
 # --- with the model ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
 class Model:
     """Makes engines of one model."""
 
-    def __init__(self, name: str, quantization: str | None, threads: int | None, repeats: int) -> None:
-        self.path = resolve_model(name)
-        self.quantization = quantization
-        self.threads = threads
-        self.repeats = repeats
+    path: Path
+    quantization: str | None
+    threads: int | None
+    repeats: int
 
     @contextmanager
     def engine(self, **options: Any) -> Iterator[LoadedModel]:
@@ -157,13 +159,17 @@ class Model:
         return statistics.median(measured(number) for number in range(self.repeats))
 
 
-def submit(loaded: LoadedModel, count: int, length: int, output: int, seed: int) -> None:
-    """Queue ``count`` requests with prompts of random ids."""
+def random_prompts(loaded: LoadedModel, count: int, length: int, seed: int) -> list[np.ndarray]:
+    """Prompts of random ids, no two alike."""
     chance = np.random.default_rng(seed)
+    return [chance.integers(10, loaded.vocab_size - 1, length, dtype=np.int32) for _ in range(count)]
+
+
+def submit(loaded: LoadedModel, prompts: Sequence[np.ndarray], output: int, name: str) -> None:
+    """Queue a request for each prompt."""
     params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
-    for number in range(count):
-        prompt = chance.integers(10, loaded.vocab_size - 1, length, dtype=np.int32)
-        loaded.engine.add(EngineRequest(f"{seed}/{number}", prompt, params, eos_ids=(2,)))
+    for number, prompt in enumerate(prompts):
+        loaded.engine.add(EngineRequest(f"{name}/{number}", prompt, params, eos_ids=(2,)))
 
 
 def drain(engine: Engine) -> None:
@@ -174,26 +180,27 @@ def drain(engine: Engine) -> None:
 
 def prefill_seconds(loaded: LoadedModel, length: int, seed: int) -> float:
     """Seconds for a prompt and its one token."""
-    submit(loaded, 1, length, 1, seed)
+    submit(loaded, random_prompts(loaded, 1, length, seed), 1, f"prompt {length} {seed}")
     began = time.perf_counter()
     drain(loaded.engine)
     return time.perf_counter() - began
 
 
-def decode_seconds(loaded: LoadedModel, batch: int, context: int, steps: int, seed: int) -> float:
-    """Seconds a decode step takes with ``batch`` sequences of ``context`` tokens."""
-    submit(loaded, batch, context, steps + _decodes_before(batch, context), seed)
-    engine = loaded.engine
+def decode_seconds(loaded: LoadedModel, prompts: Sequence[np.ndarray], steps: int, name: str) -> float:
+    """Seconds a decode step takes with all of these sequences: the median of ``steps``."""
+    batch, engine = len(prompts), loaded.engine
+    submit(loaded, prompts, steps + _decodes_before(batch, len(prompts[0])), name)
     while engine.stats().step_decode_tokens < batch:
         if not engine.has_work():
             raise SystemExit(f"{batch} sequences never decoded together: the KV cache is too small for them")
         engine.step()
-    began = time.perf_counter()
+    taken = []
     for _ in range(steps):
+        began = time.perf_counter()
         engine.step()
-    seconds = (time.perf_counter() - began) / steps
+        taken.append(time.perf_counter() - began)
     drain(engine)
-    return seconds
+    return statistics.median(taken)
 
 
 def _decodes_before(batch: int, context: int) -> int:
@@ -206,13 +213,11 @@ def measure_batch(model: Model, sizes: Sizes) -> list[Curve]:
     context, most = 128, max(sizes.batch)
     room = context + sizes.decode_steps + _decodes_before(most, context)
     with model.engine(max_num_seqs=most, max_model_len=room, max_step_seconds=None) as loaded:
-        decode_seconds(loaded, 1, context, sizes.decode_steps, 0xFFFF)
+        decode_seconds(loaded, random_prompts(loaded, 1, context, 0), sizes.decode_steps, "warm up")
         for batch in sizes.batch:
-
-            def step(seed: int, batch: int = batch) -> float:
-                return decode_seconds(loaded, batch, context, sizes.decode_steps, batch * 1000 + seed)
-
-            curve.add("after 128 tokens", batch, batch / model.middle(step))
+            prompts = random_prompts(loaded, batch, context, batch)
+            seconds = decode_seconds(loaded, prompts, sizes.decode_steps, f"batch {batch}")
+            curve.add("after 128 tokens", batch, batch / seconds)
     return [curve]
 
 
@@ -230,29 +235,39 @@ def measure_prompt(model: Model, sizes: Sizes) -> list[Curve]:
 
 
 def measure_context(model: Model, sizes: Sizes) -> list[Curve]:
-    curve = Curve("context", "Decoding one stream, by context", "tokens before", "output tokens a second", rate=True)
-    with model.engine(max_num_seqs=1) as loaded:
-        for context in within(sizes.context, loaded.max_model_len - _PREFILL_ROOM, "context"):
+    """To the end of the model's context, and beyond it with four layers of random weights and a longer one.
 
-            def step(seed: int, context: int = context) -> float:
-                return decode_seconds(loaded, 1, context, sizes.decode_steps, context * 1000 + seed)
-
-            curve.add("one stream", context, 1.0 / model.middle(step))
+    Each context begins with the one before it, which the prefix cache has, so that it all costs one long prompt.
+    """
+    title = "Decoding one stream, by context"
+    curve = Curve("context", title, "tokens before", "output tokens a second", rate=True)
+    with tempfile.TemporaryDirectory() as folder:
+        long = replace(model, path=write_random_model(Path(folder), layers=4), quantization=None)
+        for line, source in (("the model", model), ("four random layers", long)):
+            with source.engine(max_num_seqs=1, enable_prefix_caching=True) as loaded:
+                (text,) = random_prompts(loaded, 1, max(sizes.context), 0)
+                for context in within(sizes.context, loaded.max_model_len - _PREFILL_ROOM, line):
+                    seconds = decode_seconds(loaded, [text[:context]], sizes.decode_steps, f"context {context}")
+                    curve.add(line, context, 1.0 / seconds)
     return [curve]
 
 
 def measure_output(model: Model, sizes: Sizes) -> list[Curve]:
+    """One long answer, looked at while it grows."""
     curve = Curve("output", "A whole answer, by its length", "output tokens", "seconds")
     with model.engine(max_num_seqs=1) as loaded:
-        for length in within(sizes.output, loaded.max_model_len - 32, "output"):
-
-            def answer(seed: int, length: int = length) -> float:
-                submit(loaded, 1, 16, length, length * 1000 + seed)
-                began = time.perf_counter()
-                drain(loaded.engine)
-                return time.perf_counter() - began
-
-            curve.add("after 16 tokens", length, model.middle(answer))
+        lengths = within(sizes.output, loaded.max_model_len - 32, "output")
+        taken: dict[int, list[float]] = {length: [] for length in lengths}
+        for number in range(model.repeats):
+            submit(loaded, random_prompts(loaded, 1, 16, number), max(lengths), f"output {number}")
+            began, produced = time.perf_counter(), 0
+            while loaded.engine.has_work():
+                loaded.engine.step()
+                produced += 1
+                if produced in taken:
+                    taken[produced].append(time.perf_counter() - began)
+        for length, seconds in taken.items():
+            curve.add("after 16 tokens", length, statistics.median(seconds))
     return [curve]
 
 
@@ -266,11 +281,9 @@ def measure_threads(model: Model, sizes: Sizes) -> list[Curve]:
                 f"prompt of {length}", threads, length / model.middle(lambda n: prefill_seconds(loaded, length, n))
             )
             for count in (1, batch):
-
-                def step(seed: int, count: int = count) -> float:
-                    return decode_seconds(loaded, count, 16, sizes.decode_steps, 5000 + seed)
-
-                curve.add(f"decoding {count} at once", threads, count / model.middle(step))
+                prompts = random_prompts(loaded, count, 16, count)
+                seconds = decode_seconds(loaded, prompts, sizes.decode_steps, f"decode {count}")
+                curve.add(f"decoding {count} at once", threads, count / seconds)
     return [curve]
 
 
@@ -445,7 +458,8 @@ def main() -> None:
     unknown = sorted(set(options.only.split(",")) - set(CURVES))
     if unknown:
         sys.exit(f"--only: there is no curve {unknown[0]!r}; there are {', '.join(CURVES)}")
-    model = Model(options.model, options.quantization, options.threads, 1 if options.small else options.repeats)
+    repeats = 1 if options.small else options.repeats
+    model = Model(resolve_model(options.model), options.quantization, options.threads, repeats)
     record: dict[str, Any] = {"what": "how cost grows", **provenance(["numpy"])}
     sizes = SMALL if options.small else Sizes()
     curves = [curve for name in options.only.split(",") for curve in CURVES[name](model, sizes)]

@@ -210,7 +210,8 @@ void test_attention(const std::string& level, bool kv_f32, int window) {
         const Activation x = layout.value(Act::F32, kWidth), q = layout.value(kv_f32 ? Act::F32 : Act::BF16, kHeads * kDim);
         const Activation out = layout.value(Act::F32, kHeads * kDim);
         Plan plan(level, (int)which + 1, {kTokens, 1, kBlocks, 1, 1}, layout.size);
-        plan.add_rope("rope", x, 0, kHeads, kKvHeads, kDim, kDim, cos, sin, {}, {}, 0.0f, q);
+        const int tables = plan.add_rope_tables(cos.data(), sin.data(), (int64_t)cos.size());
+        plan.add_rope("rope", x, 0, kHeads, kKvHeads, kDim, kDim, tables, {}, {}, 0.0f, q);
         plan.add_attention("attention", q, 0, kHeads, kKvHeads, kDim, 0.5f, 0.0f, window, out);
         plan.make_pool(kBlocks, kv_f32);
         for (int b = 0; b < kBlocks; ++b) plan.block_tables[(size_t)b] = (int32_t)((b * 5 + (int)which) % kBlocks);

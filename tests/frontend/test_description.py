@@ -57,12 +57,12 @@ def test_smaller_forms_are_offered_where_they_help(model: ModelDescription) -> N
 
 
 def test_what_does_not_fit_is_refused_with_the_settings_that_would(model: ModelDescription) -> None:
-    hardware = replace(probe(), memory=(MemoryCeiling("test", 450_000_000, 0),))
+    hardware = replace(probe(), memory=(MemoryCeiling("test", 394_000_000, 0),))
     with pytest.raises(CapacityError, match="quantization=w8, or quantization=w4"):
         fit_memory(model, EngineOptions(quantization="none", max_num_seqs=4), hardware)
     plan = fit_memory(model, EngineOptions(quantization="w4", max_num_seqs=4), hardware)
     assert plan.max_model_len < 8192
-    assert plan.total_bytes <= 405_000_000
+    assert plan.total_bytes <= 354_600_000
 
 
 def test_a_length_above_the_models_is_refused(model: ModelDescription) -> None:

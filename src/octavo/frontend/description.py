@@ -15,7 +15,7 @@ from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights
 from octavo.models.rewrites import optimize
 from octavo.planning.hardware import Hardware
-from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory
+from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory, reserve_bytes
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.tensors import AffineTensor
 
@@ -92,6 +92,7 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
         max_model_len=options.max_model_len,
         max_num_seqs=options.max_num_seqs,
         block_size=options.block_size,
+        reserve_bytes=reserve_bytes(graph.vocab_size),
         memory_utilization=options.memory_utilization,
         kv_cache_bytes=options.kv_cache_bytes,
         num_blocks=options.num_gpu_blocks_override,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.backends.cpu import CpuBackend
@@ -14,7 +15,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
 from octavo.frontend.options import EngineOptions
-from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
+from octavo.frontend.tokenizer import Tokenizer, give_back_memory, load_tokenizer
 from octavo.planning.hardware import probe
 from octavo.planning.memory import MemoryPlan
 from octavo.weights.hub import resolve_model
@@ -108,9 +109,13 @@ def load_engine(
 
     An engine knows token ids only: in a process of its own it is loaded without the tokenizer.
     """
-    path = resolve_model(options.model, progress=progress)
-    with ExitStack() as stack:
-        description = stack.enter_context(describe_model(path))
+    loaded = _load(options, resolve_model(options.model, progress=progress), with_tokenizer)
+    give_back_memory()  # what the files' headers and the tokenizer's parts took
+    return loaded
+
+
+def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedModel:
+    with describe_model(path) as description, ExitStack() as stack:
         checkpoint, graph = description.checkpoint, description.graph
         hardware = probe()
         plan = fit_memory(description, options, hardware)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.frontend.chat_template import ChatTemplate
     from octavo.weights.checkpoint import Checkpoint
 
-__all__ = ["Tokenizer", "load_tokenizer"]
+__all__ = ["Tokenizer", "give_back_memory", "load_tokenizer"]
 
 # What is read before it is known to be sane: the largest tokenizer.json in use has about 35 MB.
 _MAX_TOKENIZER_BYTES = 256 << 20
@@ -36,8 +36,8 @@ _HUGE_TEXT = 200_000  # characters: an encoding takes hundreds of bytes a token,
 _TOKEN_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-def _give_back_memory() -> None:
-    """Have the C library return free memory to the system; what a huge text took stays with it for good otherwise."""
+def give_back_memory() -> None:
+    """Have the C library return free memory to the system; what was freed piece by piece stays with it otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
     if trim is not None:
         trim(0)
@@ -109,7 +109,7 @@ class Tokenizer:
                 return encode([text], add_special_tokens=add_special_tokens)[0]
             with self._one_huge_text:
                 encoding = encode([text], add_special_tokens=add_special_tokens)[0]
-                _give_back_memory()
+                give_back_memory()
                 return encoding
         except (UnicodeEncodeError, TypeError):  # which of the two depends on the version of tokenizers
             limit = "text without lone surrogates" if isinstance(text, str) else "a string"

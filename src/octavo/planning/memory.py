@@ -15,10 +15,11 @@ from octavo.errors import CapacityError, ConfigError
 from octavo.planning.hardware import Hardware
 from octavo.planning.units import format_bytes
 
-__all__ = ["RESERVE_BYTES", "Alternative", "MemoryNeeds", "MemoryPlan", "memory_budget", "plan_memory"]
+__all__ = ["RESERVE_BYTES", "Alternative", "MemoryNeeds", "MemoryPlan", "memory_budget", "plan_memory", "reserve_bytes"]
 
-# The interpreter with its libraries, the tokenizer and buffers of requests: measured at 60 to 110 MB.
-RESERVE_BYTES = 128_000_000
+# The interpreter with its libraries and buffers of requests, and what the tokenizer takes for each token it knows.
+RESERVE_BYTES = 55_000_000
+RESERVE_BYTES_A_TOKEN = 350
 
 # A model whose length was left open is shortened to fit, but not below this: too short to be of use to anybody.
 _SHORTEST_AUTO_LEN = 256
@@ -128,6 +129,11 @@ class MemoryPlan:
             lines.append(f"  {name:<10}{format_bytes(size):>10}  {remark}".rstrip())
         lines.extend(f"  note: {note}" for note in self.notes)
         return "\n".join(lines)
+
+
+def reserve_bytes(vocab_size: int) -> int:
+    """What a process takes besides weights, KV pool and arena, with a tokenizer of so many tokens."""
+    return RESERVE_BYTES + RESERVE_BYTES_A_TOKEN * vocab_size
 
 
 def memory_budget(hardware: Hardware, utilization: float) -> tuple[int, int, int]:
