@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 from recording import command
 
-from octavo.backends.cpu.forms import QUANTIZATIONS
+from octavo.cli.options import Quantization
 
 __all__ = ["Engines", "Finished", "Form", "Worker", "class_bits", "forms", "run"]
 
@@ -114,9 +114,10 @@ def forms(models: Path, name: str, engines: Engines, stored: Path | None = None)
 
 def _octavo(directory: Path, q4_1: Path) -> Iterator[Form]:
     yield Form("octavo", "w4", 4, q4_1, {"quantization": None})
-    for quantization in QUANTIZATIONS:
-        if quantization is not None and quantization.startswith("w8"):
-            yield Form("octavo", quantization, 8, directory, {"quantization": quantization})
+    for quantization in Quantization:
+        if quantization not in ("none", "w4"):
+            form = quantization.value
+            yield Form("octavo", form, class_bits(form), directory, {"quantization": form})
     yield Form("octavo", "bf16", 16, directory, {"quantization": "none"})
 
 

@@ -1,6 +1,6 @@
 """Measures how far octavo's next-token distributions are from a float32 computation of the same checkpoint.
 
-    python benchmarks/quality.py MODEL [--quantization none|w8|w4] [--files FILE ...] [--json FILE]
+    python benchmarks/quality.py MODEL [--quantization FORM] [--files FILE ...] [--json FILE]
 
 The reference is transformers in float32, with the weights as the checkpoint holds them (a GGUF file's are dequantised).
 Both sides get the same windows of token ids; for every position there is the Kullback-Leibler divergence
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from recording import RESULTS, dashed, model_sha256, provenance, write
 
 import octavo
+from octavo.cli.options import Quantization
 from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -186,7 +187,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("model", help="what octavo runs: a known name, a directory or a .gguf file")
     parser.add_argument("--reference", help="model the reference is computed from, if not the same")
-    parser.add_argument("--quantization", choices=("none", "w8", "w4"), help="weights; else as they are in the file")
+    parser.add_argument(
+        "--quantization",
+        choices=[form.value for form in Quantization],
+        help="weights; else as they are in the file",
+    )
     parser.add_argument(
         "--kv-cache-dtype", choices=("auto", "bf16", "f32"), default="auto", help="type of octavo's KV cache"
     )
