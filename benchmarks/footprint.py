@@ -25,24 +25,34 @@ from octavo.frontend.options import DEFAULT_MODEL
 
 # 64 requests of 256 tokens in and 64 out, none of them alike, then ten idle seconds.
 _LOAD = """
-import json, random, resource, sys, time
+import json, random, sys, time
 from octavo import LLM, SamplingParams
-llm = LLM(sys.argv[1], max_model_len=512)
+llm = LLM(sys.argv[1], max_model_len=512, **json.loads(sys.argv[2]))
 chance = random.Random(0)
 prompts = [{"prompt_token_ids": [chance.randrange(1000, 40000) for _ in range(256)]} for _ in range(64)]
+began = time.perf_counter()
 llm.generate(prompts, SamplingParams(max_tokens=64, temperature=0, ignore_eos=True), use_tqdm=False)
+seconds = time.perf_counter() - began
 plan, stats = llm.memory_plan, llm.stats()
-blocks = 64 * -(-320 // stats.block_size)
 before = time.process_time()
 time.sleep(10)
+rss = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith(("VmHWM", "RssFile")))
+blocks = min(plan.num_blocks, 64 * -(-320 // stats.block_size))
 print(json.dumps({
-    "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "seconds": seconds,
+    "peak_rss_bytes": int(rss["VmHWM"].split()[0]) * 1024,
+    "of_it_files_bytes": int(rss["RssFile"].split()[0]) * 1024,
+    "planned_bytes": plan.total_bytes - plan.kv_bytes + blocks * plan.block_bytes,
     "packed_weights_bytes": plan.weights_bytes,
+    "arena_bytes": plan.arena_bytes,
     "kv_used_bytes": blocks * plan.block_bytes,
     "kv_pool_bytes": plan.kv_bytes,
+    "preemptions": stats.counters.preemptions,
     "idle_cpu_share": (time.process_time() - before) / 10,
 }))
 """
+# The load in a pool that holds half of it at once: requests then wait for each other, which costs little time.
+_HALF_POOL = 330_000_000
 
 
 def main() -> None:
@@ -54,10 +64,14 @@ def main() -> None:
     command = [sys.executable, "-m", "octavo.cli.main", "run", "--model", options.model, "--max-tokens", "1", "Hello"]
     first_token = [_seconds(command) for _ in range(options.rounds + 1)][1:]
     imports = [_import_seconds() for _ in range(options.rounds + 1)][1:]
-    load = json.loads(_output(["-c", _LOAD, options.model]))
-    load["over_weights_and_used_kv_bytes"] = (
-        load["peak_rss_bytes"] - load["packed_weights_bytes"] - load["kv_used_bytes"]
-    )
+    loads = {
+        name: json.loads(_output(["-c", _LOAD, options.model, json.dumps(settings)]))
+        for name, settings in {"load": {}, "load_in_half_a_pool": {"kv_cache_bytes": _HALF_POOL}}.items()
+    }
+    for load in loads.values():
+        load["over_weights_and_used_kv_bytes"] = (
+            load["peak_rss_bytes"] - load["packed_weights_bytes"] - load["kv_used_bytes"]
+        )
     record: dict[str, Any] = provenance(["numpy", "tokenizers"]) | {
         **about_model(options.model),
         "installed_bytes": installed_bytes("octavo"),
@@ -65,7 +79,7 @@ def main() -> None:
         "command_to_first_token_s": statistics.median(first_token),
         "command_to_first_token_all_s": first_token,
     }
-    record |= load
+    record |= loads
     write(record, options.json)
     print(json.dumps(record, indent=1))
 
