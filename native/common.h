@@ -108,14 +108,24 @@ struct RopeArgs {
     int64_t block_bytes = 0;          // from block to block: all layers of one
 };
 
-// One piece of attention work: rows [token_begin, token_end) of a sequence against spans [span_begin, span_end) for kv heads
-// [head_begin, head_end). partial < 0: the result goes to the output. Else the state of each span goes to slot
+// Rows [token_begin, token_end) of the step, of one sequence, against spans [span_begin, span_end).
+struct AttentionPiece {
+    int32_t sequence = 0;
+    int32_t token_begin = 0, token_end = 0;
+    int32_t span_begin = 0, span_end = 0;
+    int32_t last = 0;  // position of its last row
+};
+
+// Attention that one thread computes: pieces one after another, for kv heads [head_begin, head_end). partial < 0: the result goes to
+// the output. Else there is one piece, and the state of each span goes to slot
 // partial + ((span - first_span) * tokens + token - token_begin) * q_heads + q_head, for the merge operation.
 struct AttentionItem {
-    int32_t sequence = 0;
-    int32_t token_begin = 0, token_end = 0;  // rows of the step
+    const AttentionPiece* piece = nullptr;
+    int32_t pieces = 0;
+    // Leading chunks that all pieces have in the same blocks, and see whole: they are read once for all rows, at most kAttentionRows
+    // of a kv head. A piece begins at its first span then.
+    int32_t shared_chunks = 0;
     int32_t head_begin = 0, head_end = 0;
-    int32_t span_begin = 0, span_end = 0;
     int32_t partial = -1;
     int32_t first_span = 0;
 };
@@ -138,10 +148,12 @@ struct AttentionArgs {
 
 // Rows of attention state that an item holds at once (query tokens x heads of a group).
 constexpr int kAttentionRows = 48;
-// Bytes of scratch a worker needs for attention: two states of a maximum, sums by lane and values for each row, and the scores and
-// probabilities of a chunk.
+// Rows whose state after shared chunks an item keeps at once (query tokens x heads).
+constexpr int kKeptRows = 4 * kAttentionRows;
+// Bytes of scratch a worker needs for attention: two states of a maximum, sums by lane and values for each row at hand and each kept
+// one, and the scores and probabilities of a chunk.
 constexpr int64_t attention_scratch_bytes(int head_dim) {
-    return kAttentionRows * (int64_t)(2 * (4 + 64 + 4 * head_dim) + 4 * kChunk + 4 * kChunk);
+    return (kAttentionRows + kKeptRows) * (int64_t)(2 * (4 + 64 + 4 * head_dim)) + kAttentionRows * (int64_t)(2 * 4 * kChunk);
 }
 
 }  // namespace octavo

@@ -282,67 +282,11 @@ void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
     }
 }
 
-Plan::WorkList& Plan::work_list(const AttentionArgs& a) {
+AttentionWork& Plan::work_list(const AttentionArgs& a) {
     for (auto& w : work_)
-        if (w->window == a.window && w->q_heads == a.q_heads && w->kv_heads == a.kv_heads) return *w;
-    work_.push_back(std::make_unique<WorkList>());
-    *work_.back() = {a.window, a.q_heads, a.kv_heads, {}, {}};
+        if (w->serves(a.window, a.q_heads, a.kv_heads)) return *w;
+    work_.push_back(std::make_unique<AttentionWork>(a.window, a.q_heads, a.kv_heads));
     return *work_.back();
-}
-
-// Which pieces the attention of this step is done in. Splitting changes who computes what, never an order of summation.
-void Plan::build_work(WorkList& work, int64_t sequences) {
-    work.items.clear();
-    work.merges.clear();
-    const int group = work.q_heads / work.kv_heads;
-    const int tile = std::max(1, kAttentionRows / group);
-    const int64_t wanted = 4 * pool_.threads();
-    int64_t tiles = 0;
-    for (int64_t s = 0; s < sequences; ++s) tiles += ceil_div(counts[(size_t)s], tile);
-    const bool split_heads = tiles < wanted;
-    const bool split_spans = tiles * work.kv_heads < wanted;
-    int64_t slots = 0;
-    int32_t first_token = 0;
-    for (int64_t s = 0; s < sequences; ++s) {
-        const int32_t count = counts[(size_t)s], start = starts[(size_t)s];
-        for (int32_t t = 0; t < count; t += tile) {
-            AttentionItem item;
-            item.sequence = (int32_t)s;
-            item.token_begin = first_token + t;
-            item.token_end = first_token + std::min(t + tile, count);
-            const int32_t oldest = start + t, last = start + std::min(t + tile, count) - 1;
-            const int32_t begin = work.window > 0 ? std::max(0, oldest - work.window + 1) / kSpan : 0;
-            item.first_span = item.span_begin = begin;
-            item.span_end = last / kSpan + 1;
-            const int32_t spans = item.span_end - begin, rows = item.token_end - item.token_begin;
-            const int64_t needed = (int64_t)spans * rows * work.q_heads;
-            const bool by_span = split_spans && spans > 1 && slots + needed <= kPartialSlots;
-            if (by_span) {
-                item.partial = (int32_t)slots;
-                for (int32_t r = 0; r < rows; ++r)
-                    work.merges.push_back({item.token_begin + r, (int32_t)slots + r * work.q_heads, spans, rows});
-                slots += needed;
-            }
-            for (int32_t span = begin; span < item.span_end; span += by_span ? 1 : spans) {
-                if (by_span) item.span_begin = span;
-                AttentionItem piece = item;
-                if (by_span) piece.span_end = span + 1;
-                for (int h = 0; h < work.kv_heads; h += split_heads ? 1 : work.kv_heads) {
-                    piece.head_begin = h;
-                    piece.head_end = split_heads ? h + 1 : work.kv_heads;
-                    work.items.push_back(piece);
-                }
-            }
-        }
-        first_token += count;
-    }
-    // Longest first, so that the last tile to be claimed is short.
-    std::stable_sort(work.items.begin(), work.items.end(), [&](const AttentionItem& a, const AttentionItem& b) {
-        auto cost = [&](const AttentionItem& i) {
-            return (int64_t)(positions_[(size_t)i.token_end - 1] + 1 - i.span_begin * kSpan) * (i.token_end - i.token_begin);
-        };
-        return cost(a) > cost(b);
-    });
 }
 
 void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const {
@@ -378,10 +322,10 @@ void Plan::prepare(Operation& op, int64_t rows) {
             prepare_linear(op.linear, rows, op.tiles);
             return;
         case Kind::Attention:
-            op.tiles = (int64_t)work_list(op.attention).items.size();
+            op.tiles = (int64_t)work_list(op.attention).items().size();
             return;
         case Kind::Merge:
-            op.tiles = (int64_t)work_list(op.attention).merges.size();
+            op.tiles = (int64_t)work_list(op.attention).merges().size();
             return;
         case Kind::Sample:
             op.tiles = rows;
@@ -406,10 +350,10 @@ void Plan::run_tile(Operation& op, int64_t tile, int worker) {
         case Kind::Elementwise: each_row([&](int64_t r) { kernels_.elementwise(op.elementwise, r); }); break;
         case Kind::Linear: kernels_.linear_tile(op.linear, tile); break;
         case Kind::Attention:
-            kernels_.attention_item(op.attention, work_list(op.attention).items[(size_t)tile], scratch_->data() + worker * scratch_bytes_);
+            kernels_.attention_item(op.attention, work_list(op.attention).items()[(size_t)tile], scratch_->data() + worker * scratch_bytes_);
             break;
         case Kind::Merge: {
-            const Merge& m = work_list(op.attention).merges[(size_t)tile];
+            const AttentionMerge& m = work_list(op.attention).merges()[(size_t)tile];
             kernels_.attention_merge(op.attention, m.token, m.partial, m.spans, m.tokens);
             break;
         }
@@ -471,7 +415,8 @@ void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_
     logits_out_ = logits_out;
     require(!sampler || (rows <= sampler->max_rows() && threads() <= sampler->max_workers() && sampler->vocab() == limits_.vocab),
             "the sampler has too few rows or workers, or another vocabulary");
-    for (auto& w : work_) build_work(*w, sequences);
+    const AttentionStep step{sequences, starts.data(), counts.data(), block_tables.data(), limits_.table_stride, threads()};
+    for (auto& w : work_) w->build(step, kPartialSlots);
     for (auto& op : body_) prepare(op, step_tokens_);
     if (profiling_) operation_start_ = std::chrono::steady_clock::now();
     // Heads run in slices of rows, so that the logits of a long prompt never all exist at once.
@@ -511,12 +456,16 @@ void Plan::count(const Operation& op, double seconds) {
         entry->operations += 2.0 * rows * (double)w.columns * (double)w.k_padded;
     } else if (op.kind == Kind::Attention) {
         const AttentionArgs& a = op.attention;
-        for (const auto& item : work_list(a).items) {
-            const double heads = item.head_end - item.head_begin;
-            const double end = std::min<double>(positions_[(size_t)item.token_end - 1] + 1, item.span_end * kSpan);
-            const double keys = std::max(0.0, end - item.span_begin * kSpan);
+        for (const auto& item : work_list(a).items()) {
+            const double heads = item.head_end - item.head_begin, shared = (double)AttentionWork::shared_tokens(item);
+            double keys = shared, pairs = 0;
+            for (int p = 0; p < item.pieces; ++p) {
+                const double own = (double)AttentionWork::own_tokens(item, item.piece[p]);
+                keys += own;
+                pairs += (shared + own) * (item.piece[p].token_end - item.piece[p].token_begin);
+            }
             entry->bytes += keys * heads * 2 * a.head_dim * (a.kv_f32 ? 4 : 2);
-            entry->operations += 4.0 * keys * heads * (a.q_heads / a.kv_heads) * a.head_dim * (item.token_end - item.token_begin);
+            entry->operations += 4.0 * pairs * heads * (a.q_heads / a.kv_heads) * a.head_dim;
         }
     }
 }

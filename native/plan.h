@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_work.h"
 #include "kernel_table.h"
 #include "memory.h"
 #include "packed_weight.h"
@@ -93,15 +94,6 @@ class Plan {
         ElementwiseArgs elementwise;
         int layer = 0;
     };
-    struct Merge {
-        int32_t token, partial, spans, tokens;
-    };
-    // The spans that an attention operation splits its work into; shared by all layers with the same window and head shape.
-    struct WorkList {
-        int window, q_heads, kv_heads;
-        std::vector<AttentionItem> items;
-        std::vector<Merge> merges;
-    };
     class StepJob;
 
     ActView view(const Activation& a, int64_t rows) const;
@@ -110,8 +102,7 @@ class Plan {
     Operation& add(Kind kind, std::string name);
     void prepare(Operation& op, int64_t rows);
     void prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const;
-    void build_work(WorkList& work, int64_t sequences);
-    WorkList& work_list(const AttentionArgs& args);
+    AttentionWork& work_list(const AttentionArgs& args);
     void run_tile(Operation& op, int64_t tile, int worker);
     void count(const Operation& op, double seconds);
     int64_t rows_of(const Operation& op) const;
@@ -131,7 +122,7 @@ class Plan {
     std::vector<RopeTables> rope_tables_;
     std::vector<std::shared_ptr<PackedWeight>> weights_;
     std::vector<int32_t> positions_, slots_;
-    std::vector<std::unique_ptr<WorkList>> work_;
+    std::vector<std::unique_ptr<AttentionWork>> work_;  // per window and head shape
     std::vector<float> partials_;
     std::unique_ptr<Region> scratch_;
     int64_t scratch_bytes_ = 0;

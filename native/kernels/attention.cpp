@@ -197,136 +197,276 @@ void soften(const AttentionArgs& args, const int32_t* positions, int rows, int b
     }
 }
 
+// What is read after the chunks at hand, to be asked for while the last of them is multiplied: tokens from `block` to `last_block` of a
+// table, for kv heads from `head` on.
+struct Following {
+    const int32_t* table = nullptr;
+    int block = 0, last_block = -1, head = 0;
+    bool any() const { return block <= last_block; }
+};
+
+// The work of one item: rows of queries against chunks of keys and values.
 template <bool F32>
-void run_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch) {
-    const int dim = args.head_dim, group = args.q_heads / args.kv_heads;
-    const int64_t row_stride = (int64_t)args.q_heads * dim * Kv<F32>::kBytes;
-    const int64_t panel_bytes = (int64_t)dim * kBlock * Kv<F32>::kBytes;
-    const int32_t* table = args.block_tables + item.sequence * args.table_stride;
-    State span{(float*)scratch, (float*)scratch + kAttentionRows, (float*)scratch + kAttentionRows * (1 + kPanel)};
-    float* rest = span.values + (int64_t)kAttentionRows * dim;
-    State total{rest, rest + kAttentionRows, rest + kAttentionRows * (1 + kPanel)};
-    float* scores = total.values + (int64_t)kAttentionRows * dim;
-    uint8_t* probabilities = (uint8_t*)(scores + kAttentionRows * kChunk);
-    const int tokens = item.token_end - item.token_begin;
-    const int heads_at_once = group < kAttentionRows ? group : kAttentionRows;
-    // Few rows a head, as in decode: several kv heads together, so that a block is read in one piece.
-    const int kv_at_once = kAttentionRows / (tokens * heads_at_once) > 1 ? kAttentionRows / (tokens * heads_at_once) : 1;
-    const int last = args.positions[item.token_end - 1];  // positions of a sequence rise within a step
-    const int oldest = args.positions[item.token_begin];
-    const int start = args.window > 0 && oldest - args.window + 1 > 0 ? (oldest - args.window + 1) / kChunk * kChunk : 0;
-    for (int h0 = item.head_begin; h0 < item.head_end; h0 += kv_at_once)
-        for (int g0 = 0; g0 < group; g0 += heads_at_once) {
-            const int kv_heads = item.head_end - h0 < kv_at_once ? item.head_end - h0 : kv_at_once;
-            const int heads = group - g0 < heads_at_once ? group - g0 : heads_at_once;
-            const int rows_per_head = tokens * heads, rows = rows_per_head * kv_heads;
-            // Row r is kv head h0 + r / rows_per_head, token and head of the group in what remains.
-            const uint8_t* q[kAttentionRows];
-            int32_t positions[kAttentionRows], row_token[kAttentionRows], row_head[kAttentionRows];
-            for (int r = 0; r < rows; ++r) {
-                row_token[r] = item.token_begin + r % rows_per_head / heads;
-                row_head[r] = (h0 + r / rows_per_head) * group + g0 + r % heads;
-                q[r] = args.q + row_token[r] * row_stride + (int64_t)row_head[r] * dim * Kv<F32>::kBytes;
-                positions[r] = args.positions[row_token[r]];
+class Work {
+  public:
+    Work(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch)
+        : args_(args), item_(item), dim_(args.head_dim), group_(args.q_heads / args.kv_heads),
+          panel_bytes_((int64_t)args.head_dim * kBlock * Kv<F32>::kBytes) {
+        float* at = (float*)scratch;
+        auto state = [&](int rows) {
+            const State s{at, at + rows, at + rows * (1 + kPanel)};
+            at = s.values + (int64_t)rows * dim_;
+            return s;
+        };
+        span_ = state(kAttentionRows);
+        total_ = state(kAttentionRows);
+        scores_ = at;
+        at += kAttentionRows * kChunk;
+        probabilities_ = (uint8_t*)at;
+        at += kAttentionRows * kChunk;
+        kept_total_ = state(kKeptRows);
+        kept_span_ = state(kKeptRows);
+    }
+
+    void run() {
+        int rows = 0;
+        for (int p = 0; p < item_.pieces; ++p) rows += tokens(item_.piece[p]) * group_;
+        const bool shared = item_.shared_chunks > 0;
+        const int heads = item_.head_end - item_.head_begin;
+        const int together = !shared ? heads : kKeptRows / rows < heads ? kKeptRows / rows : heads;
+        for (int h = item_.head_begin; h < item_.head_end; h += together) {
+            const int end = h + together < item_.head_end ? h + together : item_.head_end;
+            if (shared)
+                for (int i = h; i < end; ++i) share(i, h, end - h);
+            int kept = 0;
+            for (int p = 0; p < item_.pieces; ++p) {
+                const AttentionPiece& piece = item_.piece[p];
+                const int step = kv_at_once(piece), rows_per_head = tokens(piece) * group_;
+                for (int i = h; i < end; i += step) {
+                    Following next;
+                    if (i + step < end) next = beginning(piece, i + step);
+                    else if (p + 1 < item_.pieces) next = beginning(item_.piece[p + 1], h);
+                    const int at = kept + (i - h) * rows_per_head;
+                    attend(piece, i, end - i < step ? end - i : step, next, shared ? rows_of(kept_total_, at) : total_, shared ? rows_of(kept_span_, at) : span_);
+                }
+                kept += rows_per_head * (end - h);
             }
-            bool first = true;
-            for (int s = item.span_begin; s < item.span_end; ++s) {
-                const State& state = item.partial < 0 && first ? total : span;
-                const int end = (s + 1) * kSpan - 1 < last ? (s + 1) * kSpan - 1 : last;
-                bool fresh = true;
-                for (int base = s * kSpan > start ? s * kSpan : start; base <= end; base += kChunk) {
-                    const int blocks = (last - base) / kBlock + 1 < kChunkBlocks ? (last - base) / kBlock + 1 : kChunkBlocks;
-                    auto panels_of = [&](int h) {
-                        Panels p;
-                        for (int b = 0; b < blocks; ++b) {
-                            const int block = base / kBlock + b, next = block + kChunkBlocks;
-                            p.k[b] = args.pool + table[block] * args.block_bytes + h * 2 * panel_bytes;
-                            p.v[b] = p.k[b] + panel_bytes;
-                            p.next_k[b] = next * kBlock <= last ? args.pool + table[next] * args.block_bytes + h * 2 * panel_bytes : p.k[b];
-                            p.next_v[b] = p.next_k[b] + panel_bytes;
-                        }
-                        return p;
-                    };
-                    auto soften_rows = [&](int begin, int count, int blocks) {
-                        const State some{state.maximum + begin, state.sums + begin * L, state.values + (int64_t)begin * dim};
-                        float* from = scores + begin * kChunk;
-                        uint8_t* to = probabilities + (int64_t)begin * kChunk * Kv<F32>::kBytes;
-                        if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args, positions + begin, count, base, blocks, from, to, some, fresh);
-                        else soften<F32, 0>(args, positions + begin, count, base, blocks, from, to, some, fresh);
-                    };
-                    auto score = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
-                        constexpr int MR = decltype(mr)::value;
-                        const uint8_t* a[MR];
-                        for (int i = 0; i < MR; ++i) a[i] = q[at + i];
-                        score_tile<F32, decltype(ahead)::value, MR>(a, panels, blocks, dim, scores + at * kChunk);
-                    };
-                    auto add_values = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
-                        constexpr int MR = decltype(mr)::value;
-                        value_tile<F32, decltype(ahead)::value, MR>(probabilities + (int64_t)at * kChunk * Kv<F32>::kBytes, panels, blocks, dim,
-                                                                    state.values + (int64_t)at * dim, fresh);
-                    };
-                    if (rows_per_head <= kFloatRows) {
-                        // One tile a head: the heads' latencies overlap.
-                        Panels panels[kAttentionRows];
-                        for (int i = 0; i < kv_heads; ++i) {
-                            panels[i] = panels_of(h0 + i);
-                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { score(panels[i], mr, i * rows_per_head, blocks, std::true_type{}); });
-                        }
-                        soften_rows(0, rows, blocks);
-                        for (int i = 0; i < kv_heads; ++i)
-                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int) { add_values(panels[i], mr, i * rows_per_head, blocks, std::true_type{}); });
-                    } else {
-                        for (int i = 0; i < kv_heads; ++i) {
-                            const Panels panels = panels_of(h0 + i);
-                            for_row_tiles<kFloatRows>(rows_per_head, [&](auto mr, int done) {
-                                const int at = i * rows_per_head + done;
-                                const int most = positions[at + mr - 1] < base ? 1 : (positions[at + mr - 1] - base) / kBlock + 1;
-                                const int seen = most < blocks ? most : blocks;  // what lies behind the last row's token adds nothing
-                                score(panels, mr, at, seen, std::false_type{});
-                                soften_rows(at, mr, seen);
-                                add_values(panels, mr, at, seen, std::false_type{});
-                            });
-                        }
+        }
+    }
+
+  private:
+    static int tokens(const AttentionPiece& piece) { return piece.token_end - piece.token_begin; }
+    State rows_of(const State& s, int row) const { return {s.maximum + row, s.sums + row * L, s.values + (int64_t)row * dim_}; }
+    const int32_t* table_of(const AttentionPiece& piece) const { return args_.block_tables + piece.sequence * args_.table_stride; }
+    // The first token that is looked at by the piece alone, a chunk's first one.
+    int start_of(const AttentionPiece& piece) const {
+        const int oldest = args_.positions[piece.token_begin];
+        const int seen = args_.window > 0 && oldest - args_.window + 1 > 0 ? (oldest - args_.window + 1) / kChunk : 0;
+        const int alone = seen > item_.shared_chunks ? seen : item_.shared_chunks;
+        return (alone > piece.span_begin * (kSpan / kChunk) ? alone : piece.span_begin * (kSpan / kChunk)) * kChunk;
+    }
+    int heads_at_once() const { return group_ < kAttentionRows ? group_ : kAttentionRows; }
+    // Few rows a head, as in decode: several kv heads together, so that a block is read in one piece.
+    int kv_at_once(const AttentionPiece& piece) const {
+        const int most = kAttentionRows / (tokens(piece) * heads_at_once());
+        return most > 1 ? most : 1;
+    }
+    Following beginning(const AttentionPiece& piece, int head) const {
+        return {table_of(piece), start_of(piece) / kBlock, piece.last / kBlock, head};
+    }
+
+    // The rows at hand: `kv_heads` kv heads from `head` on; for each the tokens of the pieces, for each the heads of the group from g0 on.
+    void take_rows(const AttentionPiece* pieces, int count, int head, int kv_heads, int g0, int heads) {
+        head_ = head;
+        kv_heads_ = kv_heads;
+        rows_ = 0;
+        for (int h = head; h < head + kv_heads; ++h)
+            for (int p = 0; p < count; ++p)
+                for (int t = pieces[p].token_begin; t < pieces[p].token_end; ++t)
+                    for (int g = 0; g < heads; ++g, ++rows_) {
+                        row_token_[rows_] = t;
+                        row_head_[rows_] = h * group_ + g0 + g;
+                        q_[rows_] = args_.q + ((int64_t)t * args_.q_heads + row_head_[rows_]) * dim_ * Kv<F32>::kBytes;
+                        positions_[rows_] = args_.positions[t];
                     }
+        rows_per_head_ = rows_ / kv_heads;
+    }
+
+    // The chunks that all pieces have in the same blocks, for one kv head (of `heads` from h0 on): their rows are multiplied together,
+    // and where that leaves each is kept for attend() to go on from.
+    void share(int head, int h0, int heads) {
+        take_rows(item_.piece, item_.pieces, head, 1, 0, group_);
+        const int end = item_.shared_chunks * kChunk;
+        for (int s = 0; s * kSpan < end; ++s) {
+            const State& state = s == 0 ? total_ : span_;
+            const int span_end = (s + 1) * kSpan < end ? (s + 1) * kSpan : end;
+            for (int base = s * kSpan; base < span_end; base += kChunk) {
+                // Multiplying needs no bandwidth, and what comes then hardly anything else: with each of the last chunks one head of
+                // the first chunk of one piece is asked for.
+                const int passes = item_.shared_chunks * heads, wanted = item_.pieces * heads;
+                const int pass = (head - h0) * item_.shared_chunks + base / kChunk, turn = passes > wanted ? pass - (passes - wanted) : pass;
+                const Following next = turn >= 0 && turn < wanted ? beginning(item_.piece[turn / heads], h0 + turn % heads) : Following{};
+                add_chunk(table_of(item_.piece[0]), base, end - 1, next, state, base == s * kSpan, true);
+            }
+            if (span_end == (s + 1) * kSpan) end_span(total_, state, s == 0);
+        }
+        const bool open = end > kSpan && end % kSpan != 0;
+        int from = 0, kept = 0;
+        for (int p = 0; p < item_.pieces; ++p) {
+            const int count = tokens(item_.piece[p]) * group_, to = kept + (head - h0) * count;
+            copy(total_, from, kept_total_, to, count);
+            if (open) copy(span_, from, kept_span_, to, count);
+            from += count;
+            kept += count * heads;
+        }
+    }
+
+    void copy(const State& from, int row, const State& to, int to_row, int count) const {
+        const State a = rows_of(from, row), b = rows_of(to, to_row);
+        __builtin_memcpy(b.maximum, a.maximum, (size_t)count * 4);
+        __builtin_memcpy(b.sums, a.sums, (size_t)count * L * 4);
+        __builtin_memcpy(b.values, a.values, (size_t)count * dim_ * 4);
+    }
+
+    // A piece from where the shared chunks end (the beginning where there are none) to its own end, for kv heads [head, head + kv_heads).
+    // `total`: the spans that have ended, or the first; `span`: the one that has not.
+    void attend(const AttentionPiece& piece, int head, int kv_heads, const Following& next, const State& total, const State& span) {
+        const int32_t* table = table_of(piece);
+        const int last = piece.last, start = start_of(piece), count = tokens(piece);
+        for (int g0 = 0; g0 < group_; g0 += heads_at_once()) {
+            const int heads = group_ - g0 < heads_at_once() ? group_ - g0 : heads_at_once();
+            take_rows(&piece, 1, head, kv_heads, g0, heads);
+            const int begun = item_.shared_chunks * kChunk % kSpan ? item_.shared_chunks * kChunk / kSpan : -1;  // a span that share() began
+            for (int s = start / kSpan; s < piece.span_end; ++s) {
+                const bool first = s == piece.span_begin;
+                const State& state = item_.partial < 0 && first ? total : span;
+                const int end = (s + 1) * kSpan - 1 < last ? (s + 1) * kSpan - 1 : last;
+                bool fresh = s != begun;
+                for (int base = s * kSpan > start ? s * kSpan : start; base <= end; base += kChunk) {
+                    add_chunk(table, base, last, next, state, fresh);
                     fresh = false;
                 }
-                if (item.partial >= 0) {
-                    for (int r = 0; r < rows; ++r) {
-                        const int64_t slot = item.partial + row_head[r] +
-                                             ((int64_t)(s - item.first_span) * tokens + row_token[r] - item.token_begin) * args.q_heads;
-                        float* to = args.partials + slot * (dim + 2);
-                        to[0] = state.maximum[r];
-                        to[1] = sum_lanes(load<vf>(state.sums + r * L));
-                        __builtin_memcpy(to + 2, state.values + (int64_t)r * dim, (size_t)dim * 4);
-                    }
-                } else if (first) {
-                    for (int r = 0; r < rows; ++r) total.sums[r * L] = sum_lanes(load<vf>(total.sums + r * L));
-                } else {
-                    for (int r = 0; r < rows; ++r)
-                        merge_row(total.maximum + r, total.sums + r * L, total.values + (int64_t)r * dim, state.maximum[r],
-                                  sum_lanes(load<vf>(state.sums + r * L)), state.values + (int64_t)r * dim, dim);
-                }
-                first = false;
+                if (item_.partial < 0) end_span(total, state, first);
+                else keep_partial(s, count, piece.token_begin, state);
             }
-            if (item.partial >= 0) continue;
-            for (int r = 0; r < rows; ++r) {
-                float* values = total.values + (int64_t)r * dim;
-                const vf inverse = splat(1.0f / total.sums[r * L]);
-                for (int c = 0; c < dim; c += L) store(values + c, load<vf>(values + c) * inverse);
-            }
-            // What a token has from the heads of a group, or from all, lies side by side here as there.
-            const int together = tokens == 1 && heads == group ? kv_heads : 1, columns = together * heads * dim;
-            for (int i = 0; i < kv_heads; i += together)
-                store_activations(args.out, item.token_begin, tokens, (int64_t)row_head[i * rows_per_head] * dim, columns,
-                                  total.values + (int64_t)i * rows_per_head * dim, columns);
+            if (item_.partial < 0) write(piece, total, heads);
         }
-}
+    }
+
+    // Of the rows at hand, what a span came to joins what the spans before did.
+    void end_span(const State& total, const State& state, bool first) const {
+        for (int r = 0; r < rows_; ++r) {
+            const float sum = sum_lanes(load<vf>(state.sums + r * L));
+            if (first) total.sums[r * L] = sum;
+            else merge_row(total.maximum + r, total.sums + r * L, total.values + (int64_t)r * dim_, state.maximum[r], sum, state.values + (int64_t)r * dim_, dim_);
+        }
+    }
+
+    void keep_partial(int span, int tokens, int token_begin, const State& state) const {
+        for (int r = 0; r < rows_; ++r) {
+            const int64_t slot = item_.partial + row_head_[r] + ((int64_t)(span - item_.first_span) * tokens + row_token_[r] - token_begin) * args_.q_heads;
+            float* to = args_.partials + slot * (dim_ + 2);
+            to[0] = state.maximum[r];
+            to[1] = sum_lanes(load<vf>(state.sums + r * L));
+            __builtin_memcpy(to + 2, state.values + (int64_t)r * dim_, (size_t)dim_ * 4);
+        }
+    }
+
+    void write(const AttentionPiece& piece, const State& total, int heads) const {
+        for (int r = 0; r < rows_; ++r) {
+            float* values = total.values + (int64_t)r * dim_;
+            const vf inverse = splat(1.0f / total.sums[r * L]);
+            for (int c = 0; c < dim_; c += L) store(values + c, load<vf>(values + c) * inverse);
+        }
+        // What a token has from the heads of a group, or from all, lies side by side here as there.
+        const int count = tokens(piece), together = count == 1 && heads == group_ ? kv_heads_ : 1, columns = together * heads * dim_;
+        for (int i = 0; i < kv_heads_; i += together)
+            store_activations(args_.out, piece.token_begin, count, (int64_t)row_head_[i * rows_per_head_] * dim_, columns,
+                              total.values + (int64_t)i * rows_per_head_ * dim_, columns);
+    }
+
+    // The rows at hand against the chunk from token `base` on, of a table whose last token is `last`. `both`: what is asked for is
+    // `next` and, where there are tiles enough, the chunk that follows; else `next` behind the last chunk only.
+    void add_chunk(const int32_t* table, int base, int last, const Following& next, const State& state, bool fresh, bool both = false) {
+        const int blocks = (last - base) / kBlock + 1 < kChunkBlocks ? (last - base) / kBlock + 1 : kChunkBlocks;
+        const Following own = {table, base / kBlock + kChunkBlocks, last / kBlock, head_};
+        auto panels_of = [&](int i, const Following& after) {
+            Panels p;
+            for (int b = 0; b < blocks; ++b) {
+                p.k[b] = args_.pool + table[base / kBlock + b] * args_.block_bytes + (head_ + i) * 2 * panel_bytes_;
+                p.v[b] = p.k[b] + panel_bytes_;
+                const bool any = after.block + b <= after.last_block && after.head + i < args_.kv_heads;
+                p.next_k[b] = any ? args_.pool + after.table[after.block + b] * args_.block_bytes + (after.head + i) * 2 * panel_bytes_ : p.k[b];
+                p.next_v[b] = p.next_k[b] + panel_bytes_;
+            }
+            return p;
+        };
+        auto soften_rows = [&](int at, int count, int blocks) {
+            const State some = rows_of(state, at);
+            float* from = scores_ + at * kChunk;
+            uint8_t* to = probabilities_ + (int64_t)at * kChunk * Kv<F32>::kBytes;
+            if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args_, positions_ + at, count, base, blocks, from, to, some, fresh);
+            else soften<F32, 0>(args_, positions_ + at, count, base, blocks, from, to, some, fresh);
+        };
+        auto score = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
+            constexpr int MR = decltype(mr)::value;
+            const uint8_t* a[MR];
+            for (int i = 0; i < MR; ++i) a[i] = q_[at + i];
+            score_tile<F32, decltype(ahead)::value, MR>(a, panels, blocks, dim_, scores_ + at * kChunk);
+        };
+        auto add_values = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
+            constexpr int MR = decltype(mr)::value;
+            value_tile<F32, decltype(ahead)::value, MR>(probabilities_ + (int64_t)at * kChunk * Kv<F32>::kBytes, panels, blocks, dim_,
+                                                        state.values + (int64_t)at * dim_, fresh);
+        };
+        if (rows_per_head_ <= kFloatRows) {
+            // One tile a head: the heads' latencies overlap.
+            Panels panels[kAttentionRows];
+            for (int i = 0; i < kv_heads_; ++i) {
+                panels[i] = panels_of(i, both ? next.any() ? next : own : own.any() ? own : next);
+                for_row_tiles<kFloatRows>(rows_per_head_, [&](auto mr, int) { score(panels[i], mr, i * rows_per_head_, blocks, std::true_type{}); });
+            }
+            soften_rows(0, rows_, blocks);
+            for (int i = 0; i < kv_heads_; ++i)
+                for_row_tiles<kFloatRows>(rows_per_head_, [&](auto mr, int) { add_values(panels[i], mr, i * rows_per_head_, blocks, std::true_type{}); });
+            return;
+        }
+        auto tile = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
+            score(panels, mr, at, blocks, ahead);
+            soften_rows(at, mr, blocks);
+            add_values(panels, mr, at, blocks, ahead);
+        };
+        for (int i = 0; i < kv_heads_; ++i) {
+            const Panels panels = panels_of(i, {});
+            for_row_tiles<kFloatRows>(rows_per_head_, [&](auto mr, int done) {
+                const int at = i * rows_per_head_ + done;
+                // What lies behind the last row's token adds nothing; where pieces are together, all lies before.
+                const int most = positions_[at + mr - 1] < base ? 1 : (positions_[at + mr - 1] - base) / kBlock + 1;
+                const int seen = most < blocks ? most : blocks;
+                if (both && done == 0 && next.any()) tile(panels_of(i, next), mr, at, seen, std::true_type{});
+                else if (both && done == kFloatRows && own.any()) tile(panels_of(i, own), mr, at, seen, std::true_type{});
+                else tile(panels, mr, at, seen, std::false_type{});
+            });
+        }
+    }
+
+    const AttentionArgs& args_;
+    const AttentionItem& item_;
+    const int dim_, group_;
+    const int64_t panel_bytes_;
+    State span_, total_, kept_total_, kept_span_;
+    float* scores_;
+    uint8_t* probabilities_;
+    int head_ = 0, kv_heads_ = 0, rows_per_head_ = 0, rows_ = 0;
+    const uint8_t* q_[kAttentionRows];
+    int32_t positions_[kAttentionRows], row_token_[kAttentionRows], row_head_[kAttentionRows];
+};
 
 }  // namespace
 
 void attention_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch) {
-    if (args.kv_f32) run_item<true>(args, item, scratch);
-    else run_item<false>(args, item, scratch);
+    if (args.kv_f32) Work<true>(args, item, scratch).run();
+    else Work<false>(args, item, scratch).run();
 }
 
 void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t tokens) {
