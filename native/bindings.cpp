@@ -51,8 +51,8 @@ void bind_weights(nb::module_& m) {
         .def_prop_ro("used", &Region::used);
     nb::enum_<Form>(m, "Form").value("F32", Form::F32).value("BF16", Form::BF16).value("W8", Form::W8).value("W4", Form::W4);
     nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix in panels of 16 columns.")
-        .def(nb::init<std::shared_ptr<Region>, Form, int64_t, int64_t, int64_t, int, bool, bool, bool>(), "region"_a, "form"_a, "columns"_a,
-             "k"_a, "group"_a = 0, "zero"_a = 0, "minimum"_a = false, "scale_f16"_a = false, "rotated"_a = false)
+        .def(nb::init<std::shared_ptr<Region>, Form, int64_t, int64_t, int64_t, int, bool, bool, int>(), "region"_a, "form"_a, "columns"_a,
+             "k"_a, "group"_a = 0, "zero"_a = 0, "minimum"_a = false, "scale_f16"_a = false, "rotation"_a = 0)
         .def_static("bytes_needed", &PackedWeight::bytes_needed, "form"_a, "columns"_a, "k"_a, "group"_a = 0, "minimum"_a = false,
                     "scale_f16"_a = false)
         .def("pack_f32",
@@ -107,9 +107,9 @@ void bind_plan(nb::module_& m) {
     nb::class_<Activation>(m, "Activation", "Where a value lies in the arena; offsets in bytes.")
         .def("__init__",
              [](Activation* a, Act form, int64_t width, int64_t data, int group, int64_t scales, int64_t scaled_sums, int64_t sums,
-                bool rotated) {
-                 new (a) Activation{form, width, group, data, scales, scaled_sums, sums, rotated};
-             }, "form"_a, "width"_a, "data"_a, "group"_a = 32, "scales"_a = 0, "scaled_sums"_a = 0, "sums"_a = 0, "rotated"_a = false)
+                int rotation) {
+                 new (a) Activation{form, width, group, data, scales, scaled_sums, sums, rotation};
+             }, "form"_a, "width"_a, "data"_a, "group"_a = 32, "scales"_a = 0, "scaled_sums"_a = 0, "sums"_a = 0, "rotation"_a = 0)
         .def_ro("form", &Activation::form).def_ro("width", &Activation::width).def_ro("group", &Activation::group)
         .def_ro("data", &Activation::data).def_ro("scales", &Activation::scales)
         .def_ro("scaled_sums", &Activation::scaled_sums).def_ro("sums", &Activation::sums);

@@ -12,6 +12,8 @@ constexpr int kPanelRowBytes = 64;
 constexpr int kColumnTile = 64;
 // The k of every packed weight and activation is padded to this with zeros.
 constexpr int kKPad = 32;
+// k per scale of int8 activations at the most.
+constexpr int kMaxActGroup = 256;
 // Attention runs an online softmax over chunks of 64 tokens inside spans of 512, both at fixed absolute positions: the order of
 // every sum is then the same for decode, chunked prefill and a prefix hit.
 constexpr int kBlock = 16;
@@ -22,6 +24,9 @@ constexpr int kMaxHeadDim = 512;
 enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
 enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
 enum class Epilogue : int { Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7 };
+
+// Whether packed columns are pairs, of which an output column is made.
+constexpr bool halves_columns(Epilogue e) { return e == Epilogue::SiluMul || e == Epilogue::GeluMul || e == Epilogue::GeluTanhMul; }
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -40,16 +45,17 @@ struct WeightView {
     const void* scales = nullptr;    // [columns/16][groups][16], f16 or f32
     const void* minimums = nullptr;  // the same shape, or null
     int64_t groups = 0;
-    bool rotated = false;            // k is rotated in blocks of 32 (Hadamard); activations must be rotated alike
+    int rotation = 0;                // k is rotated in blocks of this many (Hadamard), activations alike; 0: not
 };
 
-// Activations of `rows` rows: f32, bf16, or int8 with one scale per group of 16 or 32 and the sums that the affine forms need.
+// Activations of `rows` rows: f32, bf16, or int8 with one scale per group of 16, 32 or a multiple of 64 and the sums that the affine
+// forms need.
 struct ActView {
     Act form = Act::F32;
     int64_t width = 0;           // padded elements per row
     uint8_t* data = nullptr;
     int group = 32;
-    bool rotated = false;        // int8: blocks of 32 go through a Hadamard rotation before they are quantised
+    int rotation = 0;            // int8: blocks of this many go through a Hadamard rotation before they are quantised; 0: none
     float* scales = nullptr;     // [rows][width/group]
     float* scaled_sums = nullptr;  // scale * sum of the codes of the group
     int32_t* sums = nullptr;     // sum of the codes of the group

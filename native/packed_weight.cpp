@@ -50,11 +50,14 @@ size_t PackedWeight::bytes_needed(Form form, int64_t columns, int64_t k, int64_t
 }
 
 PackedWeight::PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero,
-                           bool minimum, bool scale_f16, bool rotated)
+                           bool minimum, bool scale_f16, int rotation)
     : region_(std::move(region)), real_columns_(columns) {
     const Layout l = layout(form, columns, k, group, minimum, scale_f16);
     if (zero < 0 || zero > 255) throw std::invalid_argument("zero point " + std::to_string(zero) + " is not in 0..255");
-    if (rotated && k % kKPad != 0) throw std::invalid_argument("a rotated weight has a k of whole blocks of 32");
+    if (rotation != 0 && rotation != 32 && rotation != 64)
+        throw std::invalid_argument("rotation " + std::to_string(rotation) + " is not 0, 32 or 64");
+    if (rotation != 0 && k % rotation != 0)
+        throw std::invalid_argument("a rotated weight has a k of whole blocks of " + std::to_string(rotation));
     bytes_ = (size_t)(l.data + l.scales + l.minimums);
     data_ = region_->take((size_t)l.data);
     if (l.scales) scales_ = region_->take((size_t)l.scales);
@@ -68,7 +71,7 @@ PackedWeight::PackedWeight(std::shared_ptr<Region> region, Form form, int64_t co
     view_.group = (int)l.group;
     view_.groups = l.groups;
     view_.zero = zero;
-    view_.rotated = rotated;
+    view_.rotation = rotation;
     view_.scale_f16 = scale_f16;
     view_.scales = scales_;
     view_.minimums = minimums_;

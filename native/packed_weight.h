@@ -9,10 +9,10 @@ namespace octavo {
 
 class PackedWeight {
   public:
-    // columns: real packed columns (output features); group 0 means one scale per column. rotated says that the codes
-    // are those of the rotated matrix (blocks of 32 along k times a Hadamard matrix). Throws std::invalid_argument.
+    // columns: real packed columns (output features); group 0 means one scale per column. rotation says that the
+    // codes are those of the rotated matrix (blocks of so many along k times a Hadamard matrix; 0: they are not). Throws std::invalid_argument.
     PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero, bool minimum,
-                 bool scale_f16, bool rotated);
+                 bool scale_f16, int rotation);
 
     static size_t bytes_needed(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16);
 

@@ -53,9 +53,12 @@ ActView Plan::view(const Activation& a, int64_t rows) const {
     v.group = a.group;
     v.data = inside(a.data, Activation::row_bytes(a.form, a.width) * rows);
     if (a.form == Act::I8) {
-        require((a.group == 16 || a.group == 32) && a.width % kKPad == 0, "int8 activations have groups of 16 or 32 and padded width");
-        require(!a.rotated || a.group == 32, "rotated activations have groups of 32");
-        v.rotated = a.rotated;
+        require(a.group == 16 || a.group == 32 || (a.group >= 64 && a.group % 64 == 0 && a.group <= kMaxActGroup),
+                "int8 activations have groups of 16, 32 or a multiple of 64 up to 256");
+        require(a.width % kKPad == 0 && a.width % a.group == 0, "int8 activations are padded to 32 and to whole groups");
+        require(a.rotation == 0 || a.rotation == 32 || a.rotation == 64, "activations are rotated in blocks of 32 or 64");
+        require(a.rotation == 0 || a.group % a.rotation == 0, "a group of activations is whole rotated blocks");
+        v.rotation = a.rotation;
         const int64_t bytes = a.width / a.group * rows * 4;
         v.scales = (float*)inside(a.scales, bytes);
         v.scaled_sums = (float*)inside(a.scaled_sums, bytes);
@@ -132,8 +135,9 @@ void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, co
     require(in.form == wanted, name + ": activations do not have the form that the weight needs");
     require(in.width == w.k_padded, name + ": activations are " + std::to_string(in.width) + " wide, the weight's padded k is " + std::to_string(w.k_padded));
     require(in.form != Act::I8 || w.group % in.group == 0, name + ": the weight group is no multiple of the activation group");
-    require(in.rotated == w.rotated, name + ": weight and activations are not rotated alike");
-    const bool halves = epilogue == Epilogue::SiluMul || epilogue == Epilogue::GeluMul || epilogue == Epilogue::GeluTanhMul;
+    require(in.rotation == w.rotation, name + ": weight and activations are not rotated alike");
+    require(in.form != Act::I8 || in.group <= 32 || (w.form == Form::W8 && !w.minimums), name + ": wide groups are of w8 without minimums");
+    const bool halves = halves_columns(epilogue);
     const int64_t columns = halves ? w.columns / 2 : w.columns;
     require(out_columns >= 1 && out_columns <= columns && out_columns <= out.width, name + ": output width");
     require(epilogue != Epilogue::Add || out.form == Act::F32, name + ": a residual is f32");
@@ -292,10 +296,10 @@ AttentionWork& Plan::work_list(const AttentionArgs& a) {
 void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const {
     args.rows = rows;
     const int64_t threads = pool_.threads();
-    const bool halves = args.epilogue == Epilogue::SiluMul || args.epilogue == Epilogue::GeluMul || args.epilogue == Epilogue::GeluTanhMul;
-    // A quantised output group must lie inside one tile; halved columns need 64 packed ones for a group of 32.
-    const int64_t least = halves && args.out.form == Act::I8 ? kColumnTile : 2 * kPanel;
-    int64_t column_tile = kColumnTile;
+    // A quantised output group must lie inside one tile; of packed columns that are halved it takes twice as many.
+    const int64_t group = args.out.form == Act::I8 ? std::max(args.out.group, 2 * kPanel) : kPanel;
+    const int64_t least = std::max<int64_t>(halves_columns(args.epilogue) ? 2 * group : group, 2 * kPanel);
+    int64_t column_tile = std::max<int64_t>(least, kColumnTile);
     const int64_t wanted = 8 * threads;
     int64_t row_tile = std::min<int64_t>(rows, kMaxRowTile);
     auto count = [&] { return ceil_div(rows, row_tile) * ceil_div(args.w.columns, column_tile); };

@@ -21,7 +21,7 @@ struct Activation {
     int64_t width = 0;
     int group = 32;
     int64_t data = 0, scales = 0, scaled_sums = 0, sums = 0;
-    bool rotated = false;
+    int rotation = 0;
     static int64_t row_bytes(Act form, int64_t width) { return width * (form == Act::F32 ? 4 : form == Act::BF16 ? 2 : 1); }
 };
 

@@ -215,17 +215,21 @@ OCTAVO_INLINE float f16_value(uint16_t h) {
     return load_f16(t)[0];
 }
 
-// x * H / sqrt(32), H the 32 x 32 Hadamard matrix in natural order, which is its own inverse: butterflies over lane distances
-// inside vectors, then between them.
-OCTAVO_INLINE void hadamard32(float* x) {
-    constexpr int N = 32 / L;
+// x * H / sqrt(Size), H the Hadamard matrix of a power of two in natural order, which is its own inverse: butterflies over lane
+// distances inside vectors, then between them.
+template <int Size>
+OCTAVO_INLINE void hadamard(const float* x, float* out) {
+    static_assert(Size == 32 || Size == 64);
+    constexpr int N = Size / L;
+    const vf norm = splat(Size == 32 ? 0.17677669529663687f : 0.125f);
     vf v[N];
-    for (int i = 0; i < N; ++i) v[i] = load<vf>(x + i * L) * splat(0.17677669529663687f);
+    for (int i = 0; i < N; ++i) v[i] = load<vf>(x + i * L) * norm;
     vi lane;
     for (int i = 0; i < L; ++i) lane[i] = i;
     for (int h = 1; h < L; h *= 2) {
-        const vi upper = (vi)((lane & h) != 0);
-        for (int i = 0; i < N; ++i) v[i] = swap_lanes(v[i], h) + select(upper, -v[i], v[i]);
+        // One multiply-add for what negates half the lanes and adds: a product with 1 or -1 is exact.
+        const vf sign = to_float(1 - (((lane & h) != 0) & 2));
+        for (int i = 0; i < N; ++i) v[i] = fma(v[i], sign, swap_lanes(v[i], h));
     }
     for (int h = 1; h < N; h *= 2)
         for (int i = 0; i < N; ++i)
@@ -234,7 +238,14 @@ OCTAVO_INLINE void hadamard32(float* x) {
                 v[i] = a + b;
                 v[i + h] = a - b;
             }
-    for (int i = 0; i < N; ++i) store(x + i * L, v[i]);
+    for (int i = 0; i < N; ++i) store(out + i * L, v[i]);
+}
+// A whole number of blocks, each rotated.
+OCTAVO_INLINE void rotate_blocks(const float* x, float* out, int count, int block) {
+    if (block == 64)
+        for (int c = 0; c < count; c += 64) hadamard<64>(x + c, out + c);
+    else
+        for (int c = 0; c < count; c += 32) hadamard<32>(x + c, out + c);
 }
 
 // acc[lane] += sum of 4 products (w - kDotBias) * a, w unsigned bytes, a signed bytes in [-127, 127].

@@ -21,12 +21,13 @@ struct SplitSums {
     }
 };
 
-// `U` is the k of one activation group (16 or 32); a weight scale covers group / U of them.
+// `U` is the k of one activation group, or of a part of it where the groups are wide; a weight scale covers one group or several.
 // out += scale_a * (scale_w * (acc - zero * sum_a)) + minimum_w * (scale_a * sum_a), one fma each, in group order.
-template <class Codes, int U, bool F16, bool Min, int MR, int NV>
+template <class Codes, int U, bool Wide, bool F16, bool Min, int MR, int NV>
 void int_tiles(const LinearArgs& args, int64_t row, int tiles, int64_t column, float* tile, Ahead& ahead) {
-    const int64_t row_bytes = args.a.width, groups = row_bytes / U;
-    const int64_t per_scale = args.w.group / U;
+    const int group = Wide ? args.a.group : U;
+    const int64_t row_bytes = args.a.width, groups = row_bytes / group;
+    const int64_t per_scale = args.w.group / group;
     const int correction = Codes::kBias - args.w.zero;
     constexpr int kScaleBytes = F16 ? 2 : 4;
     const uint8_t* codes[NV];
@@ -77,7 +78,10 @@ void int_tiles(const LinearArgs& args, int64_t row, int tiles, int64_t column, f
 #pragma GCC unroll 8
                     for (int j = 0; j < NV; ++j) acc[i][j] = start;
                 }
-                Codes::template dot<U, MR, NV>(acc, a + g * U, row_bytes, w);
+                const uint8_t* from = a + g * group;
+                if constexpr (Wide)
+                    for (const uint8_t* last = from + group - U; from < last; from += U) Codes::template dot<U, MR, NV>(acc, from, row_bytes, w);
+                Codes::template dot<U, MR, NV>(acc, from, row_bytes, w);
 #pragma GCC unroll 8
                 for (int i = 0; i < MR; ++i) {
                     vf sa = splat(a_scales[i * groups + g]);
@@ -99,26 +103,26 @@ void int_tiles(const LinearArgs& args, int64_t row, int tiles, int64_t column, f
     }
 }
 
-template <class Codes, int U, bool F16, bool Min>
+template <class Codes, int U, bool Wide, bool F16, bool Min>
 void int_columns(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
     if (rows == 1) {
         // One row is bound by memory: one panel after another, so that codes are a single stream.
-        for (int c = 0; c < columns; c += L) int_tiles<Codes, U, F16, Min, 1, 1>(args, row, 1, column + c, tile + c, ahead);
+        for (int c = 0; c < columns; c += L) int_tiles<Codes, U, Wide, F16, Min, 1, 1>(args, row, 1, column + c, tile + c, ahead);
         return;
     }
     for (int c = 0; c < columns; c += kIntVectors * L)
         for_tile_runs<kIntRows>(rows, [&](auto mr, int done, int tiles) {
-            int_tiles<Codes, U, F16, Min, mr, kIntVectors>(args, row + done, tiles, column + c, tile + done * kColumnTile + c, ahead);
+            int_tiles<Codes, U, Wide, F16, Min, mr, kIntVectors>(args, row + done, tiles, column + c, tile + done * kColumnTile + c, ahead);
         });
 }
 
 template <class Codes, int U>
 void int_units(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
     const bool f16 = args.w.scale_f16, min = args.w.minimums != nullptr;
-    if (f16 && min) int_columns<Codes, U, true, true>(args, row, rows, column, columns, tile, ahead);
-    else if (f16) int_columns<Codes, U, true, false>(args, row, rows, column, columns, tile, ahead);
-    else if (min) int_columns<Codes, U, false, true>(args, row, rows, column, columns, tile, ahead);
-    else int_columns<Codes, U, false, false>(args, row, rows, column, columns, tile, ahead);
+    if (f16 && min) int_columns<Codes, U, false, true, true>(args, row, rows, column, columns, tile, ahead);
+    else if (f16) int_columns<Codes, U, false, true, false>(args, row, rows, column, columns, tile, ahead);
+    else if (min) int_columns<Codes, U, false, false, true>(args, row, rows, column, columns, tile, ahead);
+    else int_columns<Codes, U, false, false, false>(args, row, rows, column, columns, tile, ahead);
 }
 
 template <class Codes>

@@ -32,7 +32,9 @@ struct Codes8 {
 }  // namespace
 
 void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
-    int_block<Codes8>(args, row, rows, column, columns, tile, ahead);
+    if (args.a.group <= 32) int_block<Codes8>(args, row, rows, column, columns, tile, ahead);
+    else if (args.w.scale_f16) int_columns<Codes8, 32, true, true, false>(args, row, rows, column, columns, tile, ahead);
+    else int_columns<Codes8, 32, true, false, false>(args, row, rows, column, columns, tile, ahead);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -66,6 +66,7 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
     const int64_t row_begin = place.row * args.row_tile, column_begin = place.column * args.column_tile;
     const int rows = (int)(args.rows - row_begin < args.row_tile ? args.rows - row_begin : args.row_tile);
     alignas(64) float tile[kMaxRows * kColumnTile];
+    alignas(64) float wide[kMaxRows * kMaxActGroup];  // a group of each row, as far as it is computed
     const int64_t column_end =
         column_begin + args.column_tile < args.w.columns ? column_begin + args.column_tile : args.w.columns;
     for (int64_t column = column_begin; column < column_end; column += kColumnTile) {
@@ -83,9 +84,17 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
                     float* p = tile + r * kColumnTile + c;
                     store(p, load<vf>(p) + load<vf>(args.bias + column + c));
                 }
-        int width = columns;
+        const bool halves = halves_columns(args.epilogue);
+        const int width = halves ? columns / 2 : columns;
+        const int64_t out_column = halves ? column / 2 : column;
+        // A group wider than a block is quantised when its last block is there.
+        const int group = args.out.form == Act::I8 && args.out.group > kKPad ? args.out.group : 0;
+        float* to = group ? wide + out_column % group : tile;
+        const int stride = group ? group : kColumnTile;
         switch (args.epilogue) {
             case Epilogue::Store:
+                if (group)
+                    for (int r = 0; r < rows; ++r) __builtin_memcpy(to + r * stride, tile + r * kColumnTile, (size_t)columns * 4);
                 break;
             case Epilogue::Add:
                 store_f32(args, row_begin, rows, column, columns, tile, true);
@@ -96,26 +105,22 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
                     for (int c = 0; c < columns; c += 2 * kPanel)
                         for (int v = 0; v < kPanel; v += L) {
                             const float* p = tile + r * kColumnTile + c + v;
-                            vf y = activate(args.epilogue, load<vf>(p)) * load<vf>(p + kPanel);
-                            store(tile + r * kColumnTile + c / 2 + v, y);
+                            store(to + r * stride + c / 2 + v, activate(args.epilogue, load<vf>(p)) * load<vf>(p + kPanel));
                         }
-                width = columns / 2;
                 break;
             default:
                 for (int r = 0; r < rows; ++r)
-                    for (int c = 0; c < columns; c += L) {
-                        float* p = tile + r * kColumnTile + c;
-                        store(p, activate(args.epilogue, load<vf>(p)));
-                    }
+                    for (int c = 0; c < columns; c += L)
+                        store(to + r * stride + c, activate(args.epilogue, load<vf>(tile + r * kColumnTile + c)));
         }
-        const int64_t out_column = width == columns ? column : column / 2;
         if (args.out.form == Act::F32) {
             store_f32(args, row_begin, rows, out_column, width, tile, false);
-            continue;
+        } else if (!group) {
+            const int64_t room = args.out.width - out_column;
+            store_activations(args.out, row_begin, rows, out_column, (int)(room < width ? room : width), tile, kColumnTile);
+        } else if ((out_column + width) % group == 0 && out_column < args.out.width) {
+            store_activations(args.out, row_begin, rows, out_column + width - group, group, wide, group);
         }
-        const int64_t room = args.out.width - out_column;
-        const int kept = (int)(room < width ? room : width);
-        store_activations(args.out, row_begin, rows, out_column, kept, tile, kColumnTile);
     }
 }
 

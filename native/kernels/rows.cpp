@@ -5,6 +5,8 @@ namespace octavo::OCTAVO_ISA {
 namespace {
 
 constexpr float kSmallest = 1e-36f;  // below it 127 / max|x| overflows; such a group is zeros
+constexpr float kRoundNearest = 12582912.0f;  // 1.5 * 2^23: added to a code it leaves the nearest integer in the low bits
+constexpr uint32_t kRoundBits = 0x4b400000u;
 
 // int8 codes of one group with scale = max|x| / 127; a NaN in the group makes the scale NaN, so that it is not lost.
 void quantize_group(const float* x, int group, int8_t* codes, float* scale, float* scaled_sum, int32_t* sum) {
@@ -22,8 +24,8 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
     typedef int8_t vb __attribute__((vector_size(L)));
     for (int c = 0; c < group; c += L) {
         vf v = load<vf>(x + c);
-        vf rounded = v * inverse + splat(12582912.0f);  // 1.5 * 2^23: round to nearest even
-        vi code = ((vi)rounded - 0x4b400000) & (vi)(vabs(v) <= largest_float);  // 0 for what is not finite: the scale tells
+        vf rounded = v * inverse + splat(kRoundNearest);
+        vi code = ((vi)rounded - (int32_t)kRoundBits) & (vi)(vabs(v) <= largest_float);  // 0 for what is not finite: the scale tells
         total += code;
         store(codes + c, __builtin_convertvector(code, vb));
     }
@@ -50,9 +52,8 @@ void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
     vi reduced[L];
     for (int g = 0; g < count; ++g) {
         from[g] = places[g].from;
-        if (Group == kKPad && out.rotated) {
-            for (int v = 0; v < V; ++v) store(rotated[g] + v * L, load<vf>(from[g] + v * L));
-            hadamard32(rotated[g]);
+        if (Group == kKPad && out.rotation != 0) {
+            hadamard<kKPad>(from[g], rotated[g]);
             from[g] = rotated[g];
         }
         // The bits of magnitudes are ordered as these are, NaN above all.
@@ -70,11 +71,11 @@ void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
         const vf factor = splat(inverses[g]);
         vu total = {};  // unsigned: of what is not finite the code is any number
         for (int v = 0; v < V; ++v) {
-            const vu code = (vu)(load<vf>(from[g] + v * L) * factor + splat(12582912.0f)) - 0x4b400000u;
+            const vu code = (vu)(load<vf>(from[g] + v * L) * factor + splat(kRoundNearest));
             total += code;
-            store(places[g].codes + v * L, __builtin_convertvector((vi)code, vb));
+            store(places[g].codes + v * L, __builtin_convertvector(code, vb));  // the lowest byte, without the rest of the constant
         }
-        reduced[g] = (vi)total;
+        reduced[g] = (vi)(total - V * kRoundBits);
     }
     const vi sum = fold_each(reduced, [](vi a, vi b) { return (vi)((vu)a + (vu)b); });
     const vf scale = (vf)largest / splat(127.0f);
@@ -91,6 +92,38 @@ void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
     if (!any_lane(largest >= 0x7f800000)) return;
     for (int g = 0; g < count; ++g)  // what is not finite takes more care
         quantize_group(from[g], Group, places[g].codes, out.scales + places[g].index, out.scaled_sums + places[g].index, out.sums + places[g].index);
+}
+
+// As quantize_group, for one group of blocks of 64. There are few of these, and each has vectors enough of its own.
+void quantize_wide(const ActView& out, const float* values, int8_t* codes, int64_t index) {
+    alignas(64) float rotated[kMaxActGroup];
+    const float* from = values;
+    if (out.rotation != 0) {
+        rotate_blocks(values, rotated, out.group, out.rotation);
+        from = rotated;
+    }
+    vi reduced = {};
+    for (int c = 0; c < out.group; c += L) reduced = vmax((vi)vabs(load<vf>(from + c)), reduced);
+    const int32_t bits = fold_lanes(reduced, [](vi a, vi b) { return vmax(a, b); });
+    if (bits >= 0x7f800000) {  // what is not finite takes more care
+        quantize_group(from, out.group, codes, out.scales + index, out.scaled_sums + index, out.sums + index);
+        return;
+    }
+    float largest;
+    __builtin_memcpy(&largest, &bits, 4);
+    const vf factor = splat(largest > kSmallest ? 127.0f / largest : 0.0f);
+    typedef int8_t vb __attribute__((vector_size(L)));
+    vu total = {};
+    for (int c = 0; c < out.group; c += L) {
+        const vu code = (vu)(load<vf>(from + c) * factor + splat(kRoundNearest));
+        total += code;
+        store(codes + c, __builtin_convertvector(code, vb));
+    }
+    const int32_t sum = (int32_t)(sum_lanes(total) - (uint32_t)out.group * kRoundBits);
+    const float scale = largest / 127.0f;
+    out.scales[index] = scale;
+    out.scaled_sums[index] = scale * (float)sum;
+    out.sums[index] = sum;
 }
 
 // Packed element (column, k) as a float, for the embedding.
@@ -151,6 +184,13 @@ void store_activations(const ActView& out, int64_t row, int rows, int64_t column
         }
         case Act::I8: {
             const int64_t groups = out.groups(), first = column / out.group;
+            if (out.group > kKPad) {
+                for (int r = 0; r < rows; ++r)
+                    for (int c = 0; c < count; c += out.group)
+                        quantize_wide(out, values + r * stride + c, (int8_t*)out.data + (row + r) * out.width + column + c,
+                                      (row + r) * groups + first + c / out.group);
+                break;
+            }
             GroupPlace places[L];
             int held = 0;
             auto flush = [&] {
@@ -203,8 +243,7 @@ void embed_row(const EmbedArgs& args, int64_t row) {
                 }
             }
     }
-    if (w.rotated)
-        for (int64_t k = 0; k < w.k; k += kKPad) hadamard32(out + k);
+    if (w.rotation != 0) rotate_blocks(out, out, (int)w.k, w.rotation);
     if (args.scale != 1.0f)
         for (int64_t k = 0; k < w.k; ++k) out[k] *= args.scale;
 }
@@ -234,10 +273,11 @@ void norm_row(const NormArgs& args, int64_t row) {
         r = 1.0f / __builtin_sqrtf(sum / (float)width + args.eps);
     }
     // Enough at once for the quantisation to work on whole vectors of groups.
-    constexpr int kPiece = kKPad * L;
+    constexpr int kPiece = kKPad * L > kMaxActGroup ? kKPad * L : kMaxActGroup;
     alignas(64) float piece[kPiece];
-    for (int64_t c = 0; c < args.out.width; c += kPiece) {
-        const int room = (int)(args.out.width - c < kPiece ? args.out.width - c : kPiece);
+    const int step = args.out.form == Act::I8 ? kPiece / args.out.group * args.out.group : kPiece;
+    for (int64_t c = 0; c < args.out.width; c += step) {
+        const int room = (int)(args.out.width - c < step ? args.out.width - c : step);
         const int count = (int)(width - c < 0 ? 0 : width - c < room ? width - c : room);
         if (!args.weight && count == room) {
             store_activations(args.out, row, 1, c, room, x + c, 0);

@@ -45,12 +45,12 @@ struct Layout {
         size += round_up(bytes, 64);
         return at;
     }
-    Activation value(Act form, int64_t width, int group = 32, bool rotated = false) {
+    Activation value(Act form, int64_t width, int group = 32, int rotation = 0) {
         Activation a;
         a.form = form;
         a.width = width;
         a.group = group;
-        a.rotated = rotated;
+        a.rotation = rotation;
         a.data = take(rows * Activation::row_bytes(form, width));
         if (form == Act::I8)
             for (int64_t* part : {&a.scales, &a.scaled_sums, &a.sums}) *part = take(rows * width / group * 4);
@@ -80,28 +80,33 @@ struct WeightCase {
     const char* name;
     Form form;
     int group, zero;
-    bool minimum, scale_f16, rotated;
+    bool minimum, scale_f16;
+    int rotation = 0;
+    int act_group = 32;
 };
 
 constexpr WeightCase kWeights[] = {
-    {"f32", Form::F32, 0, 0, false, false, false},
-    {"bf16", Form::BF16, 0, 0, false, false, false},
-    {"w8 group 32", Form::W8, 32, 128, false, true, false},
-    {"w8 rotated", Form::W8, 32, 128, false, true, true},
-    {"w8 group 16", Form::W8, 16, 128, false, false, false},
-    {"w8 per column", Form::W8, 0, 117, false, false, false},
-    {"w8 minimum", Form::W8, 64, 0, true, true, false},
-    {"w4 group 32", Form::W4, 32, 8, false, true, false},
-    {"w4 minimum", Form::W4, 32, 0, true, true, false},
-    {"w4 minimum group 16", Form::W4, 16, 0, true, false, false},
-    {"w4 per column", Form::W4, 0, 8, false, false, false},
+    {"f32", Form::F32, 0, 0, false, false},
+    {"bf16", Form::BF16, 0, 0, false, false},
+    {"w8 group 32", Form::W8, 32, 128, false, true},
+    {"w8 rotated", Form::W8, 32, 128, false, true, 32},
+    {"w8 group 16", Form::W8, 16, 128, false, false, 0, 16},
+    {"w8 per column", Form::W8, 0, 117, false, false},
+    {"w8 minimum", Form::W8, 64, 0, true, true},
+    {"w4 group 32", Form::W4, 32, 8, false, true},
+    {"w4 minimum", Form::W4, 32, 0, true, true},
+    {"w4 minimum group 16", Form::W4, 16, 0, true, false, 0, 16},
+    {"w8 wide 64", Form::W8, 64, 128, false, true, 64, 64},
+    {"w8 wide 192", Form::W8, 192, 128, false, true, 64, 192},
+    {"w8 wide not rotated", Form::W8, 192, 117, false, false, 0, 64},
+    {"w4 per column", Form::W4, 0, 8, false, false},
 };
 
-constexpr int kColumns = 70, kK = 160, kRows = 130;
+constexpr int kColumns = 70, kK = 192, kRows = 130;
 
 std::shared_ptr<PackedWeight> make_weight(const WeightCase& c) {
     auto region = std::make_shared<Region>(PackedWeight::bytes_needed(c.form, kColumns, kK, c.group, c.minimum, c.scale_f16));
-    auto weight = std::make_shared<PackedWeight>(region, c.form, kColumns, kK, c.group, c.zero, c.minimum, c.scale_f16, c.rotated);
+    auto weight = std::make_shared<PackedWeight>(region, c.form, kColumns, kK, c.group, c.zero, c.minimum, c.scale_f16, c.rotation);
     std::vector<int32_t> target(kColumns);
     std::iota(target.begin(), target.end(), 0);
     Numbers numbers{1};
@@ -130,7 +135,7 @@ void test_linear(const std::string& level, const WeightCase& c) {
     for (int n = 0; n < kColumns; ++n) weight->column(n, columns.data() + (size_t)n * kK);
     for (int threads : {1, 2, 3}) {
         Layout layout{kRows};
-        const Activation x = layout.value(Act::F32, kK), q = layout.value(form, kK, c.group == 16 ? 16 : 32, c.rotated);
+        const Activation x = layout.value(Act::F32, kK), q = layout.value(form, kK, c.act_group, c.rotation);
         const Activation out = layout.value(Act::F32, kColumns);
         Plan plan(level, threads, {kRows, 1, ceil_div(kRows, kBlock), 1, 1}, layout.size);
         plan.add_norm("convert", x, kK, {}, {}, 0.0f, false, q, false);

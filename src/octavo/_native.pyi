@@ -38,7 +38,7 @@ class PackedWeight:
         zero: int = 0,
         minimum: bool = False,
         scale_f16: bool = False,
-        rotated: bool = False,
+        rotation: int = 0,
     ) -> None: ...
     @staticmethod
     def bytes_needed(
@@ -194,7 +194,7 @@ class Activation:
         scales: int = 0,
         scaled_sums: int = 0,
         sums: int = 0,
-        rotated: bool = False,
+        rotation: int = 0,
     ) -> None: ...
     @property
     def form(self) -> Act: ...

@@ -16,7 +16,7 @@ from octavo import LLM, RequestOutput, SamplingParams
 from octavo.frontend.tokenizer import load_tokenizer
 from octavo.weights.checkpoint import open_checkpoint
 
-FORMS = ("bf16", "w8", "w4")
+FORMS = ("bf16", "w8", "w8-wide", "w4")
 Bits = tuple[Any, ...]
 
 
@@ -49,12 +49,12 @@ class Form:
     options: dict[str, Any] = field(default_factory=dict)
 
     def load(self, **options: Any) -> LLM:
-        """w4 is the file's own, exact; bf16 and w8 (rotated, rounded while loading) come from the bf16 directory."""
+        """w4 is the file's own, exact; the others come from the bf16 directory, some rounded while loading."""
         settings: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 32, "threads": 2, "debug": True}
         if self.name == "w4":
             settings |= {"model": str(self.gguf)}
         else:
-            settings |= {"model": str(self.directory), "quantization": "none" if self.name == "bf16" else "w8"}
+            settings |= {"model": str(self.directory), "quantization": "none" if self.name == "bf16" else self.name}
         return LLM(**(settings | options))
 
 

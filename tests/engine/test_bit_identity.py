@@ -24,8 +24,8 @@ from octavo.models.rewrites import optimize
 from octavo.sampling.params import SamplingParams
 from octavo.weights.checkpoint import open_checkpoint
 
-VOCAB, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, LAYERS = 331, 128, 288, 4, 2, 3
-FORMS = ("none", "w8", "w4")
+VOCAB, HIDDEN, FEED_FORWARD, HEADS, KV_HEADS, LAYERS = 331, 128, 320, 4, 2, 3
+FORMS = ("none", "w8", "w8-wide", "w4")
 Result = dict[tuple[str, int], tuple[list[Any], list[Any]]]
 
 

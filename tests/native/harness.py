@@ -46,9 +46,9 @@ def hadamard(size: int = 32) -> Array:
     return matrix / math.sqrt(size)
 
 
-def rotate(x: Array) -> Array:
-    """Blocks of 32 times the Hadamard matrix, in float64."""
-    return (np.asarray(x, np.float64).reshape(-1, 32) @ hadamard()).reshape(np.shape(x))
+def rotate(x: Array, block: int = 32) -> Array:
+    """Blocks times the Hadamard matrix, in float64."""
+    return (np.asarray(x, np.float64).reshape(-1, block) @ hadamard(block)).reshape(np.shape(x))
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Slot:
     width: int
     rows: int
     group: int
-    rotated: bool
+    rotation: int
     offset: int
 
     @property
@@ -104,7 +104,7 @@ class Slot:
     def activation(self) -> Activation:
         start, step = self.offset + self._elements, self._groups
         return Activation(
-            self.form, self.width, self.offset, self.group, start, start + step, start + 2 * step, self.rotated
+            self.form, self.width, self.offset, self.group, start, start + step, start + 2 * step, self.rotation
         )
 
     def _view(self, offset: int, dtype: Any, columns: int) -> Array:
@@ -180,8 +180,8 @@ class Bench:
     operations: list[Callable[[Plan], None]] = field(default_factory=list)
     _plan: Plan | None = None
 
-    def slot(self, form: Act, width: int, *, group: int = 32, rotated: bool = False, rows: int | None = None) -> Slot:
-        slot = Slot(self, form, width, rows or self.rows, group, rotated, self.size)
+    def slot(self, form: Act, width: int, *, group: int = 32, rotation: int = 0, rows: int | None = None) -> Slot:
+        slot = Slot(self, form, width, rows or self.rows, group, rotation, self.size)
         self.size += slot.nbytes
         return slot
 
@@ -215,7 +215,7 @@ class Shape:
     zero: int = 0
     minimum: bool = False
     scale_f16: bool = False
-    rotated: bool = False
+    rotation: int = 0
     act_group: int = 32
 
     @property
@@ -226,13 +226,17 @@ class Shape:
     def act(self) -> Act:
         return {Form.F32: Act.F32, Form.BF16: Act.BF16}.get(self.form, Act.I8)
 
+    def fitting(self, k: int) -> int:
+        """The next k that is whole rotated blocks, and whole groups of activations where they are wide."""
+        return pad(k, max(self.rotation, self.act_group if self.act_group > 32 else 1, 1))
+
     def slot(self, bench: Bench, k: int, rows: int | None = None) -> Slot:
-        return bench.slot(self.act, pad(k), group=self.act_group, rotated=self.rotated, rows=rows)
+        return bench.slot(self.act, pad(k), group=self.act_group, rotation=self.rotation, rows=rows)
 
     def __str__(self) -> str:
         if not self.affine:
             return self.form.name.lower()
-        marks = ["min"] * self.minimum + ["f16"] * self.scale_f16 + ["rotated"] * self.rotated
+        marks = ["min"] * self.minimum + ["f16"] * self.scale_f16 + [f"rotated{self.rotation}"] * bool(self.rotation)
         acts = [f"a{self.act_group}"] if self.act_group != 32 else []
         return "-".join([self.form.name.lower(), f"g{self.group}", f"z{self.zero}", *marks, *acts])
 
@@ -241,7 +245,7 @@ FORMS = [
     Shape(Form.F32),
     Shape(Form.BF16),
     Shape(Form.W8, 32, 128, scale_f16=True),
-    Shape(Form.W8, 32, 128, scale_f16=True, rotated=True),
+    Shape(Form.W8, 32, 128, scale_f16=True, rotation=32),
     Shape(Form.W8, 16, 128, act_group=16),
     Shape(Form.W8, 0, 128),
     Shape(Form.W8, 64, 0, minimum=True, scale_f16=True),
@@ -250,11 +254,15 @@ FORMS = [
     Shape(Form.W4, 32, 0, minimum=True, scale_f16=True),
     Shape(Form.W4, 32, 8, scale_f16=True),
     Shape(Form.W4, 16, 0, minimum=True, act_group=16),
-    Shape(Form.W4, 64, 8, rotated=True),
+    Shape(Form.W4, 64, 8, rotation=32),
     Shape(Form.W4, 128, 3, minimum=True, scale_f16=True),
     Shape(Form.W4, 0, 8),
     Shape(Form.W4, 0, 0, minimum=True, scale_f16=True),
+    Shape(Form.W8, 64, 128, scale_f16=True, rotation=64, act_group=64),
+    Shape(Form.W8, 192, 128, scale_f16=True, rotation=64, act_group=192),
+    Shape(Form.W8, 256, 117, act_group=128),
 ]
+WIDE_FORMS = FORMS[-3:]
 
 
 @dataclass
@@ -270,12 +278,13 @@ class Weight:
 
 
 def make_weight(shape: Shape, columns: int, k: int, seed: int = 0, targets: Array | None = None) -> Weight:
-    """Random weights [columns, k], row r at packed column targets[r] (r when None)."""
+    """Random weights [columns, k], row r at packed column targets[r] (r when None); k is made to fit the form."""
+    k = shape.fitting(k)
     rng = np.random.default_rng(seed)
     places = np.arange(columns, dtype=np.int32) if targets is None else targets.astype(np.int32)
     count = int(places.max()) + 1
     needed = PackedWeight.bytes_needed(shape.form, count, k, shape.group, shape.minimum, shape.scale_f16)
-    options = (shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotated)
+    options = (shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotation)
     packed = PackedWeight(Region(needed), shape.form, count, k, *options)
     if not shape.affine:
         values = rng.standard_normal((columns, k)).astype(np.float32)
@@ -327,14 +336,14 @@ def linear_bench(
     epilogue: Epilogue = Epilogue.Store,
     out: Act = Act.F32,
     out_group: int = 32,
-    out_rotated: bool = False,
+    out_rotation: int = 0,
     threads: int = 2,
 ) -> LinearBench:
     """A linear of at most `rows` rows; rows that are not f32 are padded to 32 and written whole."""
     bench = Bench(level, rows, threads)
     x = weight.shape.slot(bench, weight.packed.k)
     width = out_columns if out == Act.F32 else pad(out_columns)
-    target = bench.slot(out, width, group=out_group, rotated=out_rotated)
+    target = bench.slot(out, width, group=out_group, rotation=out_rotation)
 
     def add(plan: Plan) -> None:
         plan.add_linear("linear", weight.packed, x.activation(), bias, epilogue, target.activation(), width)

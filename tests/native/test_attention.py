@@ -77,7 +77,7 @@ def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Head
         Shape(Form.BF16),
         Shape(Form.W8, 32, 128),
         Shape(Form.W8, 16, 128, act_group=16),
-        Shape(Form.W4, 32, 8, rotated=True),
+        Shape(Form.W4, 32, 8, rotation=32),
     ],
     ids=str,
 )

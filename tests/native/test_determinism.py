@@ -10,6 +10,7 @@ from tests.native.attention import AttentionBench, Heads, Piece, scattered_table
 from tests.native.harness import (
     FORMS,
     LEVELS,
+    WIDE_FORMS,
     Array,
     Bench,
     Quantized,
@@ -50,16 +51,19 @@ def test_linear_rows_do_not_depend_on_the_batch_or_threads(level: str, shape: Sh
 
 
 @pytest.mark.parametrize("out", [Act.BF16, Act.I8], ids=["bf16", "int8"])
-@pytest.mark.parametrize("shape", [FORMS[1], FORMS[2], FORMS[9]], ids=str)
+@pytest.mark.parametrize("shape", [FORMS[1], FORMS[2], FORMS[9], WIDE_FORMS[1]], ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_gated_outputs_do_not_depend_on_the_batch_or_threads(level: str, shape: Shape, out: Act) -> None:
-    weight = make_weight(shape, 320, 96)
+    weight = make_weight(shape, 768, 96)
     x = random_input(weight, 120)
-    whole = linear_bench(level, weight, 120, 160, epilogue=Epilogue.SiluMul, out=out)
+    options = {"epilogue": Epilogue.SiluMul, "out": out}
+    if shape in WIDE_FORMS:
+        options |= {"out_group": 192, "out_rotation": 64}
+    whole = linear_bench(level, weight, 120, 384, **options)
     whole.run(x)
     expected = row_bits(whole.out, 120)
     for threads in (1, 3):
-        linear = linear_bench(level, weight, 120, 160, epilogue=Epilogue.SiluMul, out=out, threads=threads)
+        linear = linear_bench(level, weight, 120, 384, threads=threads, **options)
         for size in (1, 5, 40, 97):
             rows = np.random.default_rng(size).integers(0, 120, size)
             linear.run(some_rows(x, rows))

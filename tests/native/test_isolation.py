@@ -22,8 +22,8 @@ def test_a_bad_row_of_a_linear_is_bad_alone(level: str, shape: Shape) -> None:
         linear.run(x)
         expected = linear.out.read(rows)
         if isinstance(x, Quantized):
-            x.scales[which, 1] = bad
-            x.scaled_sums[which, 1] = bad
+            x.scales[which, -1] = bad
+            x.scaled_sums[which, -1] = bad
         else:
             x[which, 40] = bad
         linear.run(x)
@@ -53,14 +53,15 @@ def test_a_nan_is_not_lost_by_activations_or_int8(level: str, epilogue: Epilogue
 def test_a_bad_number_goes_through_quantisation_and_an_integer_linear(level: str, shape: Shape) -> None:
     weight = make_weight(shape, 70, 96)
     bench = Bench(level, 5)
-    x, quantized, out = bench.slot(Act.F32, 96), shape.slot(bench, 96), bench.slot(Act.F32, 70)
+    k = weight.packed.k
+    x, quantized, out = bench.slot(Act.F32, k), shape.slot(bench, k), bench.slot(Act.F32, 70)
 
     def add(plan: Plan) -> None:
-        plan.add_norm("norm", x.activation(), 96, None, None, 0.0, False, quantized.activation())
+        plan.add_norm("norm", x.activation(), k, None, None, 0.0, False, quantized.activation())
         plan.add_linear("linear", weight.packed, quantized.activation(), None, Epilogue.Store, out.activation(), 70)
 
     bench.add(add)
-    values = np.random.default_rng(0).standard_normal((5, 96)).astype(np.float32)
+    values = np.random.default_rng(0).standard_normal((5, k)).astype(np.float32)
     x.write(values)
     bench.run()
     expected = out.read(5)

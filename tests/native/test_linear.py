@@ -12,6 +12,7 @@ from tests.native.harness import (
     EPS,
     FORMS,
     LEVELS,
+    WIDE_FORMS,
     Array,
     Quantized,
     Shape,
@@ -45,7 +46,7 @@ GATED = {
     Epilogue.GeluMul: Epilogue.Gelu,
     Epilogue.GeluTanhMul: Epilogue.GeluTanh,
 }
-MAIN_FORMS = [FORMS[0], FORMS[1], FORMS[2], FORMS[9]]
+MAIN_FORMS = [FORMS[0], FORMS[1], FORMS[2], FORMS[9], WIDE_FORMS[1]]
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -68,8 +69,6 @@ def tolerance(weight: Weight, magnitude: Array) -> Array:
 @pytest.mark.parametrize("level", LEVELS)
 def test_product_equals_numpy(level: str, shape: Shape) -> None:
     for rows, columns, k in SHAPES:
-        if shape.rotated:
-            k = pad(k)
         weight = make_weight(shape, columns, k, seed=rows)
         x = random_input(weight, rows)
         linear = linear_bench(level, weight, rows, columns)
@@ -84,7 +83,7 @@ def test_product_equals_numpy(level: str, shape: Shape) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_integer_products_are_exact_at_the_extremes(level: str, shape: Shape) -> None:
     """Codes 0, 255 (or 15) and activations of +-127, where 16-bit intermediate sums would saturate."""
-    k, rows = 128, 4
+    k, rows = shape.fitting(128), 4
     weight = make_weight(shape, 64, k)
     assert weight.codes is not None
     assert weight.scales is not None
@@ -172,11 +171,38 @@ def test_other_outputs_are_the_float_output_rounded(level: str, shape: Shape, ep
             np.testing.assert_array_equal(found.scales, wanted.scales)
             np.testing.assert_array_equal(found.sums, wanted.sums)
             np.testing.assert_array_equal(found.scaled_sums, wanted.scaled_sums)
-        rotated = linear_bench(level, weight, rows, features, epilogue=epilogue, out=Act.I8, out_rotated=True)
+        rotated = linear_bench(level, weight, rows, features, epilogue=epilogue, out=Act.I8, out_rotation=32)
         rotated.run(x)
         found, turned = rotated.out.read_quantized(rows), rotate(expected)
         allowed = 0.5001 * np.repeat(found.scales, 32, axis=1) + 1e-6 * np.abs(turned).max()
         assert (np.abs(found.values() - turned) <= allowed).all()
+
+
+@pytest.mark.parametrize("epilogue", [e for e in Epilogue if e != Epilogue.Add], ids=lambda each: each.name)
+@pytest.mark.parametrize("level", LEVELS)
+def test_wide_groups_are_the_float_output_rounded(level: str, epilogue: Epilogue) -> None:
+    """Groups of outputs that are wider than what a kernel computes at once, in one row or many."""
+    features = 384
+    targets = interleaved(features) if epilogue in GATED else np.arange(features)
+    weight = make_weight(WIDE_FORMS[0], len(targets), 64, targets=targets)
+    for rows in (1, 7, 50, 200):
+        x = random_input(weight, rows)
+        floats = linear_bench(level, weight, rows, features, epilogue=epilogue)
+        floats.run(x)
+        expected = floats.out.read(rows)
+        for group, rotation in [(64, 0), (128, 0), (192, 0), (192, 32), (192, 64), (128, 64)]:
+            bytes_ = linear_bench(
+                level, weight, rows, features, epilogue=epilogue, out=Act.I8, out_group=group, out_rotation=rotation
+            )
+            bytes_.run(x)
+            found = bytes_.out.read_quantized(rows)
+            if not rotation:
+                np.testing.assert_array_equal(found.codes, quantize(expected, group).codes)
+            turned = rotate(expected, rotation) if rotation else expected
+            allowed = 0.5001 * np.repeat(found.scales, group, axis=1) + 1e-6 * np.abs(turned).max()
+            assert (np.abs(found.values() - turned) <= allowed).all()
+            np.testing.assert_array_equal(found.sums, found.codes.reshape(rows, -1, group).sum(axis=2, dtype=np.int32))
+            np.testing.assert_array_equal(found.scaled_sums, found.scales * found.sums.astype(np.float32))
 
 
 @pytest.mark.parametrize("shape", FORMS, ids=str)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo._native import Form, PackedWeight, Region
-from tests.native.harness import FORMS, Shape, bf16_bits, make_weight, to_bf16
+from tests.native.harness import FORMS, Shape, bf16_bits, make_weight, pad, to_bf16
 
 
 def new(form: Form, columns: int = 5, k: int = 40, **options: object) -> PackedWeight:
@@ -24,7 +24,7 @@ def test_columns_read_back_are_what_was_packed(shape: Shape, columns: int, k: in
     np.testing.assert_allclose(read, weight.values, rtol=1e-6, atol=1e-6)
     assert weight.packed.columns == columns
     assert weight.packed.padded_columns % 64 == 0
-    assert weight.packed.k_padded == -(-k // 32) * 32
+    assert weight.packed.k_padded == pad(shape.fitting(k))
 
 
 @pytest.mark.parametrize("k", [1, 7, 31, 33, 100])
@@ -71,10 +71,10 @@ def test_f16_scales_are_rounded_to_even() -> None:
 
 def test_size_asked_for_is_what_a_weight_takes() -> None:
     for shape in FORMS:
-        needed = PackedWeight.bytes_needed(shape.form, 100, 96, shape.group, shape.minimum, shape.scale_f16)
+        needed = PackedWeight.bytes_needed(shape.form, 100, 192, shape.group, shape.minimum, shape.scale_f16)
         region = Region(needed)
         weight = PackedWeight(
-            region, shape.form, 100, 96, shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotated
+            region, shape.form, 100, 192, shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotation
         )
         assert weight.nbytes <= region.used <= needed
         with pytest.raises(ValueError, match="is full"):
@@ -91,7 +91,9 @@ def test_size_asked_for_is_what_a_weight_takes() -> None:
         (lambda: new(Form.W4, group=-32), "weight group -32"),
         (lambda: new(Form.W8, group=32, zero=256), "zero point 256"),
         (lambda: new(Form.W8, group=32, zero=-1), "zero point -1"),
-        (lambda: new(Form.W8, k=40, group=32, rotated=True), "whole blocks of 32"),
+        (lambda: new(Form.W8, k=40, group=32, rotation=32), "whole blocks of 32"),
+        (lambda: new(Form.W8, k=96, group=64, rotation=64), "whole blocks of 64"),
+        (lambda: new(Form.W8, k=96, group=96, rotation=96), "rotation 96 is not 0, 32 or 64"),
         (lambda: new(Form.F32, columns=1 << 62), "too large"),
         (lambda: new(Form.F32, columns=1 << 40, k=1 << 40), "too large"),
     ],

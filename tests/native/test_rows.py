@@ -32,9 +32,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 def test_embedding_gives_the_rows_of_the_matrix(level: str, shape: Shape) -> None:
     vocab = 75
     for k, scale in [(32, 1.0), (96, 1.0), (160, 8.5), (70, 1.0)]:
-        if shape.rotated:
-            k = pad(k)
         weight = make_weight(shape, vocab, k, seed=k)
+        k = weight.packed.k
         bench = Bench(level, vocab, vocab=vocab)
         out = bench.slot(Act.F32, k + 3)
         bench.add(lambda plan, w=weight.packed, s=scale, o=out: plan.add_embed("embedding", w, o.activation(), s))
@@ -42,7 +41,7 @@ def test_embedding_gives_the_rows_of_the_matrix(level: str, shape: Shape) -> Non
         bench.plan.tokens[:] = tokens
         out.raw[:] = 7
         bench.run()
-        table = rotate(weight.values) if shape.rotated else weight.values
+        table = rotate(weight.values, shape.rotation) if shape.rotation else weight.values
         found = out.raw[:, :k]
         np.testing.assert_allclose(found, table[tokens] * scale, rtol=2e-6, atol=2e-6 * scale * np.abs(table).max())
         assert (out.raw[:, k:] == 7).all()
@@ -61,11 +60,11 @@ def norm_bench(
     layer: bool = False,
     eps: float = 1e-5,
     group: int = 32,
-    rotated: bool = False,
+    rotation: int = 0,
 ) -> tuple[Bench, Slot, Slot]:
     bench = Bench(level, rows)
     x = bench.slot(Act.F32, width)
-    out = bench.slot(form, pad(width), group=group, rotated=rotated)
+    out = bench.slot(form, pad(width, max(group, 32)), group=group, rotation=rotation)
     bench.add(
         lambda plan: plan.add_norm("norm", x.activation(), width, weight, bias, eps, layer, out.activation(), False)
     )
@@ -127,30 +126,34 @@ def test_a_norm_without_weight_only_converts(level: str) -> None:
 def check_conversions(level: str, x: Array, expected: Array, *, weight: Array | None, layer: bool) -> None:
     """bf16 and int8 outputs are bit for bit the rounding of the float output, rotated ones up to the rotation's own."""
     rows, width = x.shape
-    for form, group in [(Act.F32, 32), (Act.BF16, 32), (Act.I8, 16), (Act.I8, 32)]:
+    padded = np.zeros((rows, pad(width, 192)), np.float32)
+    padded[:, : expected.shape[1]] = expected
+    for form, group in [(Act.F32, 32), (Act.BF16, 32), (Act.I8, 16), (Act.I8, 32), (Act.I8, 64), (Act.I8, 192)]:
         bench, source, out = norm_bench(level, rows, width, form, weight=weight, layer=layer, group=group)
         source.write(x)
         bench.run()
         if form == Act.I8:
-            found, wanted = out.read_quantized(rows), quantize(expected, group)
+            found, wanted = out.read_quantized(rows), quantize(padded[:, : out.width], group)
             np.testing.assert_array_equal(found.codes, wanted.codes)
             np.testing.assert_array_equal(found.scales, wanted.scales)
             np.testing.assert_array_equal(found.sums, wanted.sums)
             np.testing.assert_array_equal(found.scaled_sums, wanted.scaled_sums)
         else:
             np.testing.assert_array_equal(out.raw, expected if form == Act.F32 else bf16_bits(expected))
-    bench, source, out = norm_bench(level, rows, width, Act.I8, weight=weight, layer=layer, rotated=True)
-    source.write(x)
-    bench.run()
-    q, turned = out.read_quantized(rows), rotate(expected)
-    allowed = 0.5001 * np.repeat(q.scales, 32, axis=1) + 4 * EPS * np.abs(turned).max(axis=1, keepdims=True)
-    assert (np.abs(q.values() - turned) <= allowed).all()
-    np.testing.assert_array_equal(q.sums, q.codes.reshape(rows, -1, 32).sum(axis=2, dtype=np.int32))
-    np.testing.assert_array_equal(q.scaled_sums, q.scales * q.sums.astype(np.float32))
+    for group, rotation in [(32, 32), (64, 64), (192, 64), (192, 32)]:
+        options = {"weight": weight, "layer": layer, "group": group, "rotation": rotation}
+        bench, source, out = norm_bench(level, rows, width, Act.I8, **options)
+        source.write(x)
+        bench.run()
+        q, turned = out.read_quantized(rows), rotate(padded[:, : out.width], rotation)
+        allowed = 0.5001 * np.repeat(q.scales, group, axis=1) + 4 * EPS * np.abs(turned).max(axis=1, keepdims=True)
+        assert (np.abs(q.values() - turned) <= allowed).all()
+        np.testing.assert_array_equal(q.sums, q.codes.reshape(rows, -1, group).sum(axis=2, dtype=np.int32))
+        np.testing.assert_array_equal(q.scaled_sums, q.scales * q.sums.astype(np.float32))
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("group", [16, 32])
+@pytest.mark.parametrize("group", [16, 32, 64])
 def test_quantisation_of_difficult_groups(level: str, group: int) -> None:
     """Zeros, numbers too small to have an inverse, halves (rounded to even) and the largest floats."""
     x = np.zeros((6, 64), np.float32)
@@ -180,13 +183,13 @@ def test_quantisation_of_difficult_groups(level: str, group: int) -> None:
 def test_numbers_that_are_not_finite_are_not_lost_in_int8(level: str, bad: float) -> None:
     x = np.ones((3, 96), np.float32)
     x[1, 40] = bad
-    for rotated in (False, True):
-        bench, source, out = norm_bench(level, 3, 96, Act.I8, rotated=rotated)
+    for group, rotation in [(32, 0), (32, 32), (64, 0), (64, 64)]:
+        bench, source, out = norm_bench(level, 3, 96, Act.I8, group=group, rotation=rotation)
         source.write(x)
         bench.run()
         scales = out.read_quantized(3).scales
-        assert not np.isfinite(scales[1, 1])
-        scales[1, 1] = 0
+        assert not np.isfinite(scales[1, 40 // group])
+        scales[1, 40 // group] = 0
         assert np.isfinite(scales).all()
 
 
@@ -289,4 +292,4 @@ def test_forms_cover_what_kernels_have() -> None:
         mine = [shape for shape in affine if shape.form == form]
         assert {0, 16, 32, 64, 128} <= {shape.group for shape in mine}
         assert {True, False} == {shape.minimum for shape in mine} == {shape.scale_f16 for shape in mine}
-        assert any(shape.rotated for shape in mine)
+        assert any(shape.rotation for shape in mine)

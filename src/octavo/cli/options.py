@@ -56,6 +56,7 @@ class Quantization(StrEnum):
 
     none = "none"
     w8 = "w8"
+    w8_wide = "w8-wide"
     w4 = "w4"
 
 

@@ -69,7 +69,7 @@ def _what_fits(description: ModelDescription, options: EngineOptions, hardware: 
 
     chosen_kv = "bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     rows = []
-    for form in (None, "none", "w8", "w4"):
+    for form in (None, "none", "w8", "w8-wide", "w4"):
         for kv in ("bf16", "f32"):
             needs = memory_needs(description, replace(options, quantization=form, kv_cache_dtype=kv))
             name = f"{needs.weights_form}, {kv} KV"

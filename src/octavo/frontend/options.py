@@ -14,7 +14,7 @@ __all__ = ["DEFAULT_MODEL", "EngineOptions", "option_documentation"]
 
 DEFAULT_MODEL = "smollm2-135m"
 
-_QUANTIZATIONS = (None, "none", "w8", "w4")
+_QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w4")
 _KV_CACHE_DTYPES = ("auto", "bf16", "f32")
 _POLICIES = ("fcfs", "priority", "shortest", "fair")
 _CAPACITIES = ("max_utilization", "no_evict")
@@ -52,7 +52,7 @@ class EngineOptions:
     )
     tokenizer: str | None = _option(None, "directory or .gguf file to take the tokenizer from; default: the model")
     quantization: str | None = _option(
-        None, "weights: none (bf16), w8 or w4 (quantised while loading); default: as they are in the file"
+        None, "weights: none (bf16), w8, w8-wide or w4 (quantised while loading); default: as they are in the file"
     )
     kv_cache_dtype: str = _option("auto", "type of the KV cache: auto (bf16), bf16 or f32")
     max_model_len: int | None = _option(

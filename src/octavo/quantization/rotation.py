@@ -1,7 +1,7 @@
-"""Hadamard rotation of the k of a weight in blocks of 32: x W' = (x H)(W H)', with outliers of x and W spread out.
+"""Hadamard rotation of the k of a weight in blocks: x W' = (x H)(W H)', with outliers of x and W spread out.
 
-After QuaRot (arXiv 2404.00456), here per block, so that a block is one group of the int8 forms and the rotation of the
-activations costs five additions per element where they are quantised.
+After QuaRot (arXiv 2404.00456), here per block: a group of the int8 forms is one block of 32 or several of 64, and the
+rotation of the activations costs five or six additions per element where they are quantised.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import numpy as np
 
 from octavo.weights.tensors import DenseTensor, Float32Array, Uint16Array
 
-__all__ = ["ROTATION_BLOCK", "hadamard", "rotate_rows", "rotated_view"]
+__all__ = ["ROTATION_BLOCK", "WIDE_ROTATION_BLOCK", "hadamard", "rotate_rows", "rotated_view"]
 
 ROTATION_BLOCK = 32
+# For groups that are wider. Larger blocks do not make them more accurate (measured up to 512).
+WIDE_ROTATION_BLOCK = 64
 
 
 @cache
@@ -28,10 +30,10 @@ def hadamard(size: int = ROTATION_BLOCK) -> Float32Array:
     return scaled
 
 
-def rotate_rows(rows: Float32Array) -> Float32Array:
-    """Each block of 32 elements of each row times the Hadamard matrix."""
-    blocks = np.ascontiguousarray(rows, np.float32).reshape(-1, ROTATION_BLOCK)
-    rotated: Float32Array = (blocks @ hadamard()).reshape(rows.shape)
+def rotate_rows(rows: Float32Array, block: int = ROTATION_BLOCK) -> Float32Array:
+    """Each block of elements of each row times the Hadamard matrix."""
+    blocks = np.ascontiguousarray(rows, np.float32).reshape(-1, block)
+    rotated: Float32Array = (blocks @ hadamard(block)).reshape(rows.shape)
     return rotated
 
 
@@ -40,9 +42,10 @@ class _RotatedRows:
     """The rows of a matrix, rotated when they are read."""
 
     tensor: DenseTensor
+    block: int
 
     def dense_rows(self, start: int, stop: int) -> Float32Array:
-        return rotate_rows(self.tensor.read_f32(start, stop))
+        return rotate_rows(self.tensor.read_f32(start, stop), self.block)
 
     def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
         return None
@@ -51,6 +54,6 @@ class _RotatedRows:
         self.tensor.release()
 
 
-def rotated_view(tensor: DenseTensor) -> DenseTensor:
+def rotated_view(tensor: DenseTensor, block: int = ROTATION_BLOCK) -> DenseTensor:
     """The matrix with its k rotated, as float32."""
-    return DenseTensor(tensor.name, tensor.shape, "f32", _RotatedRows(tensor))
+    return DenseTensor(tensor.name, tensor.shape, "f32", _RotatedRows(tensor, block))

@@ -31,15 +31,16 @@ class RoundedWeight:
 
     def __getitem__(self, rows: Array) -> Array:
         """Rows of an embedding."""
-        return rotate_rows(self.values[rows]) if self.form.rotated else self.values[rows]
+        block = self.form.rotation
+        return rotate_rows(self.values[rows], block) if block else self.values[rows]
 
     def __rmatmul__(self, x: Array) -> Array:
-        _, group, rotated = self.form.activation
+        _, group, rotation = self.form.activation
         rows, k = x.shape
         padded = np.zeros((rows, -(-k // 32) * 32), np.float32)
         padded[:, :k] = x
-        if rotated:
-            padded = rotate_rows(padded)
+        if rotation:
+            padded = rotate_rows(padded, rotation)
         grouped = padded.reshape(rows, -1, group)
         largest = np.abs(grouped).max(axis=2, keepdims=True)
         codes = np.rint(grouped * np.divide(127, largest, out=np.zeros_like(largest), where=largest > 0))
@@ -58,6 +59,14 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
         for name in node.weights
     }
 
+    attentions = {node.output: node.head_dim for node in graph.nodes if isinstance(node, ir.Attention)}
+    pieces = {
+        name: attentions[node.x]
+        for node in graph.nodes
+        if isinstance(node, ir.Linear) and node.x in attentions
+        for name in node.weights
+    }
+
     @cache
     def weight(name: str) -> Array | RoundedWeight:
         tensor = source.tensor(name)
@@ -65,7 +74,8 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
             values = tensor.read_f32()
             return bf16(values) if name in embedded else values  # products round their weights themselves
         # The vocabulary is kept in 8 bits where the rest has 4.
-        form, (rounded,) = choose_form([tensor], "w8" if name in embedded | heads else quantization)
+        vocabulary = quantization == "w4" and name in embedded | heads
+        form, (rounded,) = choose_form([tensor], "w8" if vocabulary else quantization, pieces.get(name, 0))
         assert isinstance(rounded, AffineTensor)
         return RoundedWeight(form, rounded)
 

@@ -175,7 +175,7 @@ def test_a_last_block_may_be_longer_than_the_model(model: tuple[Graph, Checkpoin
     assert np.isfinite(backend.prompt_logits(random_tokens(17, 300))).all()
 
 
-@pytest.mark.parametrize("quantization", [None, "w8", "w4"])
+@pytest.mark.parametrize("quantization", [None, "w8", "w8-wide", "w4"])
 @pytest.mark.parametrize("kv", ["auto", "f32"])
 def test_sizes_foretold_are_those_taken(model: tuple[Graph, Checkpoint], quantization: str | None, kv: str) -> None:
     graph, checkpoint = model

@@ -61,7 +61,7 @@ def test_in_f32_logits_equal_numpy(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("quantization", ["none", "w8", "w4"])
+@pytest.mark.parametrize("quantization", ["none", "w8", "w8-wide", "w4"])
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_in_every_form_logits_equal_numpy_with_that_rounding(
     name: str, quantization: str, tiny_models: dict[str, Path]
@@ -86,7 +86,7 @@ def test_by_default_logits_are_within_bf16_of_transformers(name: str, tiny_model
     assert relative_error(load(directory, "w8").prompt_logits(tokens), expected) < 0.1
 
 
-@pytest.mark.parametrize("quantization", [None, "w8", "w4", "f32"])
+@pytest.mark.parametrize("quantization", [None, "w8", "w8-wide", "w4", "f32"])
 def test_logits_do_not_depend_on_the_step_size_or_threads(
     quantization: str | None, tiny_models: dict[str, Path]
 ) -> None:

@@ -58,7 +58,7 @@ def test_a_tensor_alone_keeps_its_own_form(name: str) -> None:
     form, _ = choose_form([kind.tensor(4, 64)], None)
     assert (form.zero, form.minimum, form.scale_f16) == (kind.zero, kind.has_minimum, kind.scale_dtype == "f16")
     assert form.group == (kind.group or 64)
-    assert not form.rotated
+    assert not form.rotation
 
 
 def test_groups_that_do_not_divide_each_other_are_refused() -> None:
@@ -96,19 +96,44 @@ def test_dense_tensors_are_rounded_when_asked_for_whatever_their_k(quantization:
     form, (tensor,) = choose_form([dense(weights)], quantization)
     assert isinstance(tensor, AffineTensor)
     assert form.form == (Form.W8 if quantization == "w8" else Form.W4)
-    assert form.rotated == (quantization == "w8" and k % 32 == 0)
+    assert form.rotation == (32 if quantization == "w8" and k % 32 == 0 else 0)
     assert form.nbytes(6, k) > 0  # a form the native library has
     found = values(form, tensor, 0, 6)
-    expected = rotate_rows(weights) if form.rotated else weights
+    expected = rotate_rows(weights) if form.rotation else weights
     step = np.abs(weights).max() / (100 if quantization == "w8" else 7)
     assert np.abs(found - expected).max() < step
 
 
-def test_quantised_tensors_keep_their_codes_when_wider_ones_are_asked_for() -> None:
+@pytest.mark.parametrize(
+    ("k", "piece", "group", "rotation"),
+    [
+        (576, 0, 192, 64),
+        (2048, 0, 128, 64),
+        (192 * 128, 0, 192, 64),
+        (320, 0, 64, 64),
+        (576, 64, 64, 64),
+        (576, 96, 32, 32),
+        (96, 0, 32, 32),
+        (40, 0, 40, 0),
+    ],
+)
+def test_wide_groups_divide_k_and_the_pieces_its_input_is_made_in(
+    k: int, piece: int, group: int, rotation: int
+) -> None:
+    weights = np.random.default_rng(0).standard_normal((6, k)).astype(np.float32)
+    form, (tensor,) = choose_form([dense(weights)], "w8-wide", piece)
+    assert isinstance(tensor, AffineTensor)
+    assert (form.form, form.group or k, form.rotation) == (Form.W8, group, rotation)
+    expected = rotate_rows(weights, rotation) if rotation else weights
+    assert np.abs(values(form, tensor, 0, 6) - expected).max() < np.abs(weights).max() / 100
+
+
+@pytest.mark.parametrize("quantization", ["w8", "w8-wide"])
+def test_quantised_tensors_keep_their_codes_when_wider_ones_are_asked_for(quantization: str) -> None:
     tensor = Q4_1.tensor(4, 64)
-    form, (read,) = choose_form([tensor], "w8")
+    form, (read,) = choose_form([tensor], quantization)
     assert isinstance(read, AffineTensor)
-    assert (form.form, form.minimum, form.rotated) == (Form.W8, True, False)
+    assert (form.form, form.minimum, form.rotation) == (Form.W8, True, 0)
     np.testing.assert_array_equal(read.read(0, 4).codes, tensor.read(0, 4).codes)
     narrower, _ = choose_form([Q8_0.tensor(4, 64)], "w4")
     assert narrower.form == Form.W4
@@ -117,22 +142,23 @@ def test_quantised_tensors_keep_their_codes_when_wider_ones_are_asked_for() -> N
 def test_a_mixture_of_dense_and_quantised_tensors_is_not_rotated() -> None:
     """All tensors of a linear share its activations, which are either rotated or not."""
     form, _ = choose_form([dense(np.ones((4, 64))), Q8_0.tensor(4, 64)], "w8")
-    assert not form.rotated
+    assert not form.rotation
 
 
 @pytest.mark.parametrize(
     ("form", "activation"),
     [
-        (WeightForm(Form.F32), (Act.F32, 32, False)),
-        (WeightForm(Form.BF16), (Act.BF16, 32, False)),
-        (WeightForm(Form.W8, 16, 128), (Act.I8, 16, False)),
-        (WeightForm(Form.W8, 32, 128, rotated=True), (Act.I8, 32, True)),
-        (WeightForm(Form.W4, 128), (Act.I8, 32, False)),
-        (WeightForm(Form.W8, 0), (Act.I8, 32, False)),
+        (WeightForm(Form.F32), (Act.F32, 32, 0)),
+        (WeightForm(Form.BF16), (Act.BF16, 32, 0)),
+        (WeightForm(Form.W8, 16, 128), (Act.I8, 16, 0)),
+        (WeightForm(Form.W8, 32, 128, rotation=32), (Act.I8, 32, 32)),
+        (WeightForm(Form.W8, 192, 128, rotation=64), (Act.I8, 192, 64)),
+        (WeightForm(Form.W4, 128), (Act.I8, 32, 0)),
+        (WeightForm(Form.W8, 0), (Act.I8, 32, 0)),
     ],
     ids=str,
 )
-def test_activations_fit_the_groups_of_the_weights(form: WeightForm, activation: tuple[Act, int, bool]) -> None:
+def test_activations_fit_the_groups_of_the_weights(form: WeightForm, activation: tuple[Act, int, int]) -> None:
     assert form.activation == activation
 
 
@@ -150,4 +176,5 @@ def test_forms_have_names() -> None:
     names = [str(choose_form([kind.tensor(4, 64)], None)[0]) for kind in (Q4_0, Q4_1, Q6_K)]
     assert names == ["w4 group 32", "w4 group 32 affine", "w8 group 16"]
     assert str(choose_form([dense(np.ones((4, 64)))], "w8")[0]) == "w8 group 32 rotated"
+    assert str(choose_form([dense(np.ones((4, 576)))], "w8-wide")[0]) == "w8 group 192 rotated"
     assert [str(choose_form([dense(np.ones((4, 64)))], q)[0]) for q in (None, "f32")] == ["bf16", "f32"]

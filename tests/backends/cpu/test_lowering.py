@@ -111,7 +111,7 @@ def load(
     return CpuBackend.load(graph, source(weights), quantization=quantization, kv_cache_dtype=kv, **{**settings, **more})
 
 
-@pytest.mark.parametrize("quantization", ["f32", "none", "w8", "w4"])
+@pytest.mark.parametrize("quantization", ["f32", "none", "w8", "w8-wide", "w4"])
 def test_a_graph_of_everything_gives_what_numpy_gives(quantization: str) -> None:
     builder, output = everything()
     graph, weights = builder.graph(output, layers=2), builder.weights()

@@ -21,7 +21,7 @@ class Buffer:
     width: int
     rows: int
     group: int = 32
-    rotated: bool = False
+    rotation: int = 0
     first: int = -1
     last: int = -1
     offset: int = -1
@@ -48,7 +48,7 @@ class Buffer:
         elements, groups = self._parts
         start = self.offset + elements
         return Activation(
-            self.form, self.width, self.offset, self.group, start, start + groups, start + 2 * groups, self.rotated
+            self.form, self.width, self.offset, self.group, start, start + groups, start + 2 * groups, self.rotation
         )
 
 

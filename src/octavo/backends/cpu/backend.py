@@ -75,6 +75,8 @@ class CpuBackend:
         lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
         if quantization is None:
             _report_losses(lowered)
+        elif quantization == "w8-wide":
+            _report_narrow(lowered)
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as helper:
             packing = helper.submit(pack_all, lowered.packings, threads)
             if meanwhile is not None:
@@ -197,6 +199,13 @@ def _report_losses(lowered: Lowered) -> None:
                 losses[stored, str(packing.form)] += 1
     for (stored, form), count in losses.items():
         _log.warning("weights: %d tensors stored as %s are rounded to %s", count, stored, form)
+
+
+def _report_narrow(lowered: Lowered) -> None:
+    """Say which tensors run in narrower groups than were asked for."""
+    narrow = Counter(str(packing.form) for packing in lowered.packings if not packing.form.wide)
+    for form, count in narrow.items():
+        _log.warning("weights: %d linears have no wide groups (by their width or own codes) and run as %s", count, form)
 
 
 def _with_prompt_rows(batch: StepBatch, results: list[SampledToken]) -> StepOutput:

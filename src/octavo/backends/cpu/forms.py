@@ -11,22 +11,26 @@ import numpy as np
 from octavo._native import Act, Form, PackedWeight
 from octavo.errors import ModelError
 from octavo.quantization import quantized_view
-from octavo.quantization.rotation import ROTATION_BLOCK, rotated_view
+from octavo.quantization.rotation import ROTATION_BLOCK, WIDE_ROTATION_BLOCK, rotated_view
+from octavo.quantization.views import GROUP
 from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
 
 __all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
 
 # "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
-QUANTIZATIONS = (None, "none", "w8", "w4", "f32")
+QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w4", "f32")
 
-_BITS: Mapping[str | None, Literal[4, 8]] = {"w8": 8, "w4": 4}
+_BITS: Mapping[str | None, Literal[4, 8]] = {"w8": 8, "w8-wide": 8, "w4": 4}
+# k per scale of "w8-wide", the first that divides k: the wider, the less is done besides integer products.
+_WIDE_GROUPS = (192, 128, 64)
 
 
 @dataclass(frozen=True)
 class WeightForm:
     """A packed form: what `PackedWeight` needs to know besides the shape.
 
-    `group` is 0 for bf16 and f32, and for one scale per column of a k that is not a multiple of 32.
+    `group` is 0 for bf16 and f32, and for one scale per column of a k that is not a multiple of 32. `rotation` is the
+    block of k that is rotated, 0 for none.
     """
 
     form: Form
@@ -34,18 +38,23 @@ class WeightForm:
     zero: int = 0
     minimum: bool = False
     scale_f16: bool = False
-    rotated: bool = False
+    rotation: int = 0
 
     @property
     def affine(self) -> bool:
         return self.form in (Form.W8, Form.W4)
 
     @property
-    def activation(self) -> tuple[Act, int, bool]:
-        """The activations this form is multiplied with: kind, k per scale for int8, whether rotated."""
+    def wide(self) -> bool:
+        """Whether activations have one scale for a whole group of the weights, and that of more than 32."""
+        return self.rotation == WIDE_ROTATION_BLOCK
+
+    @property
+    def activation(self) -> tuple[Act, int, int]:
+        """The activations this form is multiplied with: kind, k per scale for int8, block of their rotation."""
         if self.affine:
-            return Act.I8, 16 if self.group == 16 else 32, self.rotated
-        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32, False
+            return Act.I8, self.group if self.wide or self.group == 16 else 32, self.rotation
+        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32, 0
 
     def nbytes(self, columns: int, k: int) -> int:
         """Packed size of a weight of this form, padding included."""
@@ -54,15 +63,25 @@ class WeightForm:
     def __str__(self) -> str:
         if not self.affine:
             return "bf16" if self.form == Form.BF16 else "f32"
-        kind = " affine" if self.minimum else " rotated" if self.rotated else ""
+        kind = " affine" if self.minimum else " rotated" if self.rotation else ""
         return f"w{8 if self.form == Form.W8 else 4} group {self.group}{kind}"
 
 
-def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[WeightForm, list[Tensor]]:
+def rounded_groups(k: int, quantization: str | None, piece: int = 0) -> tuple[int, int]:
+    """The k per scale and the block of the rotation of dense weights that are rounded to int8 while loading."""
+    if quantization == "w8-wide":
+        for group in _WIDE_GROUPS:
+            if k % group == 0 and piece % group == 0:
+                return group, WIDE_ROTATION_BLOCK
+    return GROUP, ROTATION_BLOCK if k % ROTATION_BLOCK == 0 else 0
+
+
+def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int = 0) -> tuple[WeightForm, list[Tensor]]:
     """The form of one linear made of `tensors` (q, k, v; gate, up; or one), and the tensors as they are to be read.
 
-    Without `quantization` quantised tensors keep their own codes. Tensors of different affine forms share the one that
-    holds them all: the wider codes, the smaller group, minima in place of unequal zero points.
+    `piece` is how much of a row of its input is made at once, 0 for all: no group of activations may be wider. Without
+    `quantization` quantised tensors keep their own codes. Tensors of different affine forms share the one that holds
+    them all: the wider codes, the smaller group, minima in place of unequal zero points.
     """
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"quantization {quantization!r} is not one of {QUANTIZATIONS}")
@@ -70,13 +89,13 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
         return WeightForm(Form.F32), list(tensors)
     dense = [tensor for tensor in tensors if isinstance(tensor, DenseTensor)]
     # Quantised tensors keep their own codes; what is rounded to int8 while loading loses less when rotated first.
-    rotated = (
-        quantization == "w8" and len(dense) == len(tensors) and not any(t.shape[1] % ROTATION_BLOCK for t in dense)
-    )
-    if rotated:
-        tensors = [rotated_view(tensor) for tensor in dense]
+    group = rotation = 0
+    if _BITS.get(quantization) == 8 and len(dense) == len(tensors):
+        group, rotation = rounded_groups(dense[0].shape[1], quantization, piece)
+        if rotation:
+            tensors = [rotated_view(tensor, rotation) for tensor in dense]
     if quantization in _BITS:
-        tensors = [quantized_view(tensor, _BITS[quantization]) for tensor in tensors]
+        tensors = [quantized_view(tensor, _BITS[quantization], group or GROUP) for tensor in tensors]
     affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
     if quantization == "none" or len(affine) < len(tensors):
         return WeightForm(Form.BF16), list(tensors)
@@ -103,7 +122,7 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None) -> tuple[We
         zero,
         minimum,
         scale_f16=not folded and all(tensor.scale_dtype == "f16" for tensor in affine),
-        rotated=rotated,
+        rotation=rotation,
     )
     return form, list(affine)
 

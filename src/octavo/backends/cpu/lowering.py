@@ -28,11 +28,11 @@ _K_PAD = 32
 _MAX_HEAD_DIM = 512  # kMaxHeadDim in native/common.h
 
 Float32Array = NDArray[np.float32]
-Requirement = tuple[Act, int, bool]  # form of activations, k per scale, rotated
+Requirement = tuple[Act, int, int]  # form of activations, k per scale, block of their rotation
 
 _EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
-# Plain float32 rows; (Act.F32, 32, False) are rows padded with zeros to a multiple of 32, as products want them.
-_F32: Requirement = (Act.F32, 0, False)
+# Plain float32 rows; (Act.F32, 32, 0) are rows padded with zeros to a multiple of 32, as products want them.
+_F32: Requirement = (Act.F32, 0, 0)
 
 
 class WeightSource(Protocol):
@@ -129,8 +129,8 @@ class _Lowering:
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
         self.tables: dict[Rope, int] = {}
         self.index = 0
-        producers = {node.output: node for node in graph.nodes}
-        head = producers[graph.head]
+        self.producers = {node.output: node for node in graph.nodes}
+        head = self.producers[graph.head]
         self.vocabulary = {node.weight for node in graph.nodes if isinstance(node, ir.Embedding)}
         self.vocabulary.update(head.weights if isinstance(head, ir.Linear) else ())
 
@@ -168,9 +168,9 @@ class _Lowering:
         return self.shape.head_rows if self.in_head else self.shape.max_tokens
 
     def _buffer(self, requirement: Requirement, width: int) -> Buffer:
-        form, group, rotated = requirement
+        form, group, rotation = requirement
         padded = width if requirement == _F32 else -(-width // _K_PAD) * _K_PAD
-        buffer = Buffer(form, padded, self._rows(), group or _K_PAD, rotated)
+        buffer = Buffer(form, padded, self._rows(), group or _K_PAD, rotation)
         self.buffers.append(buffer)
         return buffer
 
@@ -204,19 +204,24 @@ class _Lowering:
     def _tensors(self, names: Sequence[str]) -> list[Tensor]:
         return [self.source.tensor(name) for name in names]
 
-    def _choose(self, names: Sequence[str]) -> tuple[WeightForm, list[Tensor]]:
+    def _choose(self, names: Sequence[str], piece: int = 0) -> tuple[WeightForm, list[Tensor]]:
         """The form of a weight. w4 keeps the embedding and the head in w8, as GGUF files do: at 4 bits they alone cost
         twenty times what all layers do (mean KL 6.2e-2 against 3e-3 on SmolLM2)."""
         vocabulary = self.quantization == "w4" and not self.vocabulary.isdisjoint(names)
-        return choose_form(self._tensors(names), "w8" if vocabulary else self.quantization)
+        return choose_form(self._tensors(names), "w8" if vocabulary else self.quantization, piece)
 
     def _form(self, node: ir.Linear) -> WeightForm:
-        return self._choose(node.weights)[0]
+        return self._choose(node.weights, self._piece(node.x))[0]
 
-    def _pack(self, names: tuple[str, ...], columns: Sequence[NDArray[np.int32]], count: int) -> int:
+    def _piece(self, value: ir.Value) -> int:
+        """What an operation writes of a row at once, if it is not all: attention works head by head."""
+        producer = self.producers.get(value)
+        return producer.head_dim if isinstance(producer, ir.Attention) else 0
+
+    def _pack(self, names: tuple[str, ...], columns: Sequence[NDArray[np.int32]], count: int, piece: int = 0) -> int:
         """Index of the packed weight; the tied embedding and head share one."""
         if names not in self.packed:
-            form, tensors = self._choose(names)
+            form, tensors = self._choose(names, piece)
             self.packed[names] = len(self.result.packings)
             self.result.packings.append(Packing(tuple(tensors), form, tuple(columns), count))
         return self.packed[names]
@@ -293,7 +298,7 @@ class _Lowering:
             columns, count = stacked_columns(node.out_features)
         else:
             columns, count = interleaved_columns(node.out_features[0])
-        weight = self._pack(node.weights, columns, count)
+        weight = self._pack(node.weights, columns, count, self._piece(node.x))
         bias = None
         if any(item is not None for item in node.biases):
             bias = np.zeros(count, np.float32)
@@ -343,7 +348,7 @@ class _Lowering:
                 f"this model's head_dim is {node.head_dim}"
             )
         qkv = self._get(node.qkv[0], _F32, "attention input")
-        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, False)
+        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, 0)
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
         # Written in the form that its only reader wants, where groups of that form do not reach across heads.

@@ -61,7 +61,7 @@ class Packing:
     def allocate(self, region: Region) -> PackedWeight:
         form = self.form
         return PackedWeight(
-            region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16, form.rotated
+            region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16, form.rotation
         )
 
     def jobs(self, weight: PackedWeight) -> list[PackingJob]:
