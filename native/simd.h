@@ -191,6 +191,25 @@ OCTAVO_INLINE vu bf16_of(vf a, vf b) {
 #endif
 }
 
+// The lowest byte of each lane, L bytes in all. Compilers take a converted vector apart lane by lane.
+OCTAVO_INLINE void store_low_bytes(void* p, vu x) {
+#if defined(__AVX512F__)
+    const __m128i bytes = _mm512_maskz_cvtepi32_epi8((__mmask16)-1, (__m512i)x);
+    __builtin_memcpy(p, &bytes, L);
+#elif defined(__AVX2__)
+    const __m256i low = _mm256_shuffle_epi8((__m256i)x, _mm256_set1_epi32(0x0c080400));
+    const __m128i bytes = _mm_unpacklo_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    __builtin_memcpy(p, &bytes, L);
+#elif defined(__SSE2__)
+    const __m128i halves = _mm_packs_epi32((__m128i)(x & 0xffu), __m128i{});
+    const __m128i bytes = _mm_packus_epi16(halves, halves);
+    __builtin_memcpy(p, &bytes, L);
+#else
+    typedef uint8_t vb __attribute__((vector_size(L)));
+    store(p, __builtin_convertvector(x, vb));
+#endif
+}
+
 // L half-precision values to f32, exactly.
 OCTAVO_INLINE vf load_f16(const void* p) {
 #if defined(__AVX512F__)

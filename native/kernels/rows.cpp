@@ -21,13 +21,12 @@ void quantize_group(const float* x, int group, int8_t* codes, float* scale, floa
     const vf inverse = splat(amax > kSmallest ? 127.0f / amax : 0.0f);
     const vf largest_float = splat(3.4028234663852886e38f);
     vi total = {};
-    typedef int8_t vb __attribute__((vector_size(L)));
     for (int c = 0; c < group; c += L) {
         vf v = load<vf>(x + c);
         vf rounded = v * inverse + splat(kRoundNearest);
         vi code = ((vi)rounded - (int32_t)kRoundBits) & (vi)(vabs(v) <= largest_float);  // 0 for what is not finite: the scale tells
         total += code;
-        store(codes + c, __builtin_convertvector(code, vb));
+        store_low_bytes(codes + c, (vu)code);
     }
     const int32_t all = (int32_t)sum_lanes((vu)total);
     const float s = any_lane(nan) ? __builtin_nanf("") : amax / 127.0f;
@@ -66,14 +65,13 @@ void quantize_groups(const ActView& out, const GroupPlace* places, int count) {
     const vf inverse = select((vi)((vf)largest > splat(kSmallest)), splat(127.0f) / (vf)largest, vf{});
     alignas(64) float inverses[L];
     store(inverses, inverse);
-    typedef int8_t vb __attribute__((vector_size(L)));
     for (int g = 0; g < count; ++g) {
         const vf factor = splat(inverses[g]);
         vu total = {};  // unsigned: of what is not finite the code is any number
         for (int v = 0; v < V; ++v) {
             const vu code = (vu)(load<vf>(from[g] + v * L) * factor + splat(kRoundNearest));
             total += code;
-            store(places[g].codes + v * L, __builtin_convertvector(code, vb));  // the lowest byte, without the rest of the constant
+            store_low_bytes(places[g].codes + v * L, code);
         }
         reduced[g] = (vi)(total - V * kRoundBits);
     }
@@ -112,12 +110,11 @@ void quantize_wide(const ActView& out, const float* values, int8_t* codes, int64
     float largest;
     __builtin_memcpy(&largest, &bits, 4);
     const vf factor = splat(largest > kSmallest ? 127.0f / largest : 0.0f);
-    typedef int8_t vb __attribute__((vector_size(L)));
     vu total = {};
     for (int c = 0; c < out.group; c += L) {
         const vu code = (vu)(load<vf>(from + c) * factor + splat(kRoundNearest));
         total += code;
-        store(codes + c, __builtin_convertvector(code, vb));
+        store_low_bytes(codes + c, code);
     }
     const int32_t sum = (int32_t)(sum_lanes(total) - (uint32_t)out.group * kRoundBits);
     const float scale = largest / 127.0f;
