@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from octavo.observability.logs import bind
 from octavo.server import control, docs_page, health, openai, openapi, page, tgi
 from octavo.server.access import report
 from octavo.server.call import Call
+from octavo.server.connections import WRITE
 from octavo.server.cors import Cors
 from octavo.server.endpoints import Dialect, Endpoint, NestedDialect
 from octavo.server.failures import ClientGone, Failure, Kind
@@ -88,7 +89,7 @@ class App:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         call = Call(self.serving, Request(scope, receive))
-        sender = _Sender(call, send)
+        sender = _Sender(call, send, scope.get(WRITE))
         endpoint: Endpoint | None = None
         dialect: Dialect = self._plain
         admitted = False
@@ -209,11 +210,12 @@ class App:
 class _Sender:
     """Sends what it is given, and remembers the status and how many bytes it was."""
 
-    __slots__ = ("_call", "_send", "size", "status")
+    __slots__ = ("_call", "_send", "_write", "size", "status")
 
-    def __init__(self, call: Call, send: Send) -> None:
+    def __init__(self, call: Call, send: Send, write: Callable[[bytes], bool] | None) -> None:
         self._call = call
         self._send = send
+        self._write = write
         self.status = 500
         self.size = 0
 
@@ -225,6 +227,13 @@ class _Sender:
             if not message.get("more_body", False):
                 self._call.answered = True
         await self._send(message)
+
+    def write(self, body: bytes) -> bool:
+        """Send a piece of an answer that has begun at once; false when that takes an awaited call."""
+        if self._write is None or not self._write(body):
+            return False
+        self.size += len(body)
+        return True
 
 
 def draining() -> Failure:

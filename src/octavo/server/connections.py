@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
     from uvicorn.server import ServerState
 
-__all__ = ["ConnectionLimits", "GuardedProtocol"]
+__all__ = ["WRITE", "ConnectionLimits", "GuardedProtocol"]
+
+WRITE = "octavo.write"  # in the scope of a request: writes pieces of its answer (`_PieceWriter`)
 
 _log = logging.getLogger(__name__)
 
@@ -219,6 +221,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.cycle.transport = _Ending(self)  # type: ignore[assignment]
+            self.scope[WRITE] = _PieceWriter(self.cycle)  # type: ignore[literal-required]
             if self.scope["http_version"] == "1.0":
                 self.cycle.send = _Unchunked(self.cycle)  # type: ignore[method-assign]
         if not self.pipeline:
@@ -326,6 +329,26 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
         else:
             self.close_now()
+
+
+class _PieceWriter:
+    """Writes a piece of an answer at once, without the steps of ASGI's ``send``: under load, thousands a second.
+
+    False when nothing was written, because it has to go the usual way: the client is behind, or the answer has no
+    chunks.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+
+    def __call__(self, body: bytes) -> bool:
+        cycle = self._cycle
+        if not body or not cycle.chunked_encoding or cycle.flow.write_paused or cycle.disconnected:
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
 
 class _Unchunked:

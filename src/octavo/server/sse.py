@@ -52,6 +52,11 @@ async def sse_response(
     return _EventStream(call, first, events, on_failure, {**_HEADERS, **(headers or {})})
 
 
+def _not_at_once(body: bytes) -> bool:
+    """Where ASGI's ``send`` is all there is."""
+    return False
+
+
 async def _next(events: AsyncIterator[bytes]) -> bytes | None:
     """The next event, None at the end: StopAsyncIteration cannot leave a task."""
     try:
@@ -117,12 +122,17 @@ class _EventStream(Response):
 
     async def _send_events(self, send: Send) -> None:
         clock = asyncio.get_running_loop().time
+        write: Callable[[bytes], bool] = getattr(send, "write", _not_at_once)
         self._sent_at = clock()
         event = await self._first
-        while event is not None:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+        if event is None:
+            return
+        await send({"type": "http.response.body", "body": event, "more_body": True})
+        self._sent_at = clock()
+        async for event in self._events:
+            if not write(event):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
             self._sent_at = clock()
-            event = await anext(self._events, None)
 
     async def _keep_alive(self, send: Send) -> None:
         """Send a comment whenever nothing was sent for the keep-alive time."""
