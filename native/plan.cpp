@@ -210,6 +210,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
     require(out.form == Act::F32 ? out.width >= (int64_t)q_heads * head_dim : head_dim % kKPad == 0 && out.width == (int64_t)q_heads * head_dim,
             "attention writes f32, or another form of heads that are a multiple of 32 wide");
+    require(out.form != Act::I8 || head_dim % out.group == 0, "attention writes int8 in groups that lie inside a head");
     require(window >= 0 && softcap >= 0.0f && scale > 0.0f, "a window or soft cap below 0, or a scale not above it");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
     require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,

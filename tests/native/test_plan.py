@@ -156,9 +156,14 @@ def pool(plan: Plan) -> None:
     plan.make_pool(4, True)
 
 
+def wide_heads(plan: Plan) -> None:
+    heads(plan, head_dim=32, qkv=value(128), q=value(64, 8192))
+
+
 W8 = Shape(Form.W8, 32, 128)
 EMBEDDING, SMALL = make_weight(F32, 64, 32).packed, make_weight(F32, 4, 32).packed
 ONES = np.ones(64, np.float32)
+WIDE = value(64, 0, Act.I8, group=64)
 REFUSED: list[tuple[Callable[[Plan], Any], str]] = [
     (lambda p: norm(p, x=value(64, 1 << 14)), "outside the arena"),
     (lambda p: norm(p, x=value(64, -64)), "outside the arena"),
@@ -229,6 +234,7 @@ REFUSED: list[tuple[Callable[[Plan], Any], str]] = [
     (after(heads, lambda p: attend(p, q_heads=4, kv_heads=2, q=value(64, 8192), out=value())), "that the rope"),
     (after(heads, lambda p: attend(p, q=value(32, 8192, Act.BF16))), "that the rope operations"),
     (after(heads, lambda p: attend(p, out=value(31))), "attention writes f32"),
+    (after(wide_heads, lambda p: attend(p, head_dim=32, q=value(64, 8192), out=WIDE)), "inside a head"),
     (after(heads, lambda p: attend(p, window=-1)), "below 0"),
     (after(heads, lambda p: attend(p, softcap=-1.0)), "below 0"),
     (after(heads, lambda p: attend(p, out=value(32, 1 << 14))), "outside the arena"),
