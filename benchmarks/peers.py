@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -259,6 +260,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     arguments = parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the engines are ended, too
     engines = Engines(
         Path(sys.executable),
         arguments.llama_bin,

@@ -237,18 +237,25 @@ class Worker:
         try:
             self._process.wait(30)
         except subprocess.TimeoutExpired:
-            for child in psutil.Process(self._process.pid).children(recursive=True):
-                child.kill()
-            self._process.kill()
+            self._kill()
             self._process.wait()
         assert self._process.stdout is not None
         self._process.stdout.close()
         self._errors.close()
 
+    def _kill(self) -> None:
+        """End it with its children, which would go on without it."""
+        try:
+            process = psutil.Process(self._process.pid)
+            for each in [*process.children(recursive=True), process]:
+                each.kill()
+        except psutil.NoSuchProcess:
+            return
+
     def _read(self, mark: str) -> dict[str, Any]:
         assert self._process.stdout is not None
         # A timer instead of a time limit on reading: lines that are not for us may come in between.
-        timer = threading.Timer(_LIMIT_SECONDS, self._process.kill)
+        timer = threading.Timer(_LIMIT_SECONDS, self._kill)
         timer.start()
         try:
             for line in self._process.stdout:
@@ -258,6 +265,8 @@ class Worker:
                     return found
         finally:
             timer.cancel()
+        self._memory.stop()
+        self._kill()
         self._process.wait()
         self._errors.seek(0)
         raise RuntimeError(f"{command(self.command)} ended before {mark}:\n{self._errors.read()[-2000:]}")

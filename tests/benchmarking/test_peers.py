@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import zlib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
-MODULES = ("recording", "peers_engines", "peers_cases", "peers_report", "peers_roofline", "peers")
+MODULES = ("recording", "peers_engines", "peers_cases", "peers_report", "peers_roofline", "peers", "peers_worker")
 
 
 @pytest.fixture
@@ -138,3 +139,51 @@ def test_an_earlier_record_drops_a_peer_from_the_start(scripts: Any, tmp_path: P
     session = scripts.peers.Session(None, None, [], 5, 3, 0.75, known=scripts.peers.known([file]))
     row = _row(scripts, "memory")
     assert [session._has_a_chance(row, each, found, 0) for each in found] == [True, False]
+
+
+class _OneTokenWords:
+    """A tokenizer that knows every word, with and without a space before it."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [zlib.crc32(text.encode())]
+
+
+def test_every_engine_gets_the_same_prompts_in_a_round_and_others_in_the_next(scripts: Any) -> None:
+    cases: ModuleType = scripts.peers_cases
+    words = cases.Words(_OneTokenWords())
+    for group in (group for group in cases.GROUPS if group.key != "start"):
+        first, again, later = (cases._pieces(group, words, f"{group.key} {number}") for number in (0, 0, 1))
+        assert first == again
+        assert first != later
+        assert {cases._row_of(piece) for piece in first} | {"memory"} >= {row.key.split()[-1] for row in group.rows}
+
+
+def test_a_shared_prefix_is_seen_before_only_where_it_is_primed(scripts: Any) -> None:
+    cases: ModuleType = scripts.peers_cases
+    cold, primed = cases._prefix(cases.Words(_OneTokenWords()), "seed", 3)
+    for piece in (cold, primed):
+        assert [len(prompt) for prompt in piece["prompts"]] == [544] * 3
+        assert len({tuple(prompt[:512]) for prompt in piece["prompts"]}) == 1
+        assert len({tuple(prompt[512:]) for prompt in piece["prompts"]}) == 3
+    assert cold["before"] == []
+    assert primed["before"][0][0][:512] == primed["prompts"][0][:512]
+
+
+def test_seconds_become_rates(scripts: Any) -> None:
+    seconds = {"short 0": 1.0, "long 0": 3.0, "prefill 0": 0.5, "batch": 2.0, "cold": 4.0, "peak_bytes": 2.0**20}
+    found = scripts.peers_cases._figures(seconds, 64)
+    assert found == {"decode": 64.0, "prefill": 2048.0, "batch": 10240.0, "memory": 1.0, "cold": 1024.0}
+
+
+def test_an_answer_of_another_length_is_no_measurement(scripts: Any) -> None:
+    calls: list[int] = []
+
+    def generate(prompts: Any, tokens: int) -> int:
+        calls.append(len(prompts))
+        return 6
+
+    piece = {"name": "batch", "before": [[[1]]], "prompts": [[1], [2]], "tokens": 3}
+    assert scripts.peers_worker.do(piece, generate)["name"] == "batch"
+    assert calls == [1, 2]
+    with pytest.raises(SystemExit, match="8 tokens were asked for, 6 came"):
+        scripts.peers_worker.do(piece | {"tokens": 4}, generate)
