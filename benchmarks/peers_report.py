@@ -128,12 +128,17 @@ def compare(
         everyone = measured.get(row.key, ())
         peers = [each for each in everyone if not each.form.ours]
         for ours in (each for each in everyone if each.form.ours):
-            same = [peer for peer in peers if peer.bits == ours.bits and _no_better(peer, ours)]
-            lower = [peer for peer in peers if peer.bits < ours.bits]
+            same = [peer for peer in peers if ours.bits in _classes(peer) and _no_better(peer, ours)]
+            lower = [peer for peer in peers if peer.form.bits < ours.bits]
             limit = limits.get((row.key, ours.form.title))
             best = (_best(row, same), _best(row, same + lower), _best(row, peers))
             found.append(Comparison(row, ours, *best, limit))
     return found
+
+
+def _classes(peer: Measured) -> set[int]:
+    """A peer is a rival at the bits of its weights, however bad it is there; one of 16 bits may also count as 8."""
+    return {peer.form.bits, max(peer.bits, 8)} if peer.form.bits > 4 else {4}
 
 
 def _no_better(peer: Measured, ours: Measured) -> bool:

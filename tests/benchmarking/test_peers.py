@@ -63,6 +63,17 @@ def test_at_four_bits_a_peer_of_better_quality_is_no_rival(scripts: Any) -> None
     assert found.of_class.form.name == "rough"
 
 
+def test_a_peer_of_bad_quality_stays_a_rival_at_the_bits_of_its_weights(scripts: Any) -> None:
+    ours = [_measured(scripts, "octavo", "w8", 8, 3.0, kl=2e-3), _measured(scripts, "octavo", "w4", 4, 3.0, kl=3e-3)]
+    rough = _measured(scripts, "a", "int8", 8, 1.0, kl=8e-3)
+    wide, narrow = scripts.peers_report.compare({"decode": [*ours, rough]}, {})
+    assert wide.of_class is rough
+    assert narrow.of_class is None
+    sixteen = _measured(scripts, "a", "bf16", 16, 2.0, kl=2e-3)
+    wide, _ = scripts.peers_report.compare({"decode": [*ours, rough, sixteen]}, {})
+    assert wide.of_class is sixteen
+
+
 def test_memory_is_compared_with_the_smallest_peer_and_start_with_nobody(scripts: Any) -> None:
     memory = [
         _measured(scripts, "octavo", "bf16", 16, 500.0),
