@@ -4,9 +4,11 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
+#include <tuple>
 
 #include "peaks.h"
 #include "plan.h"
@@ -195,7 +197,40 @@ void bind_plan(nb::module_& m) {
                 rows.append(d);
             }
             return rows;
-        });
+        })
+        .def("linears", [](const Plan& p) {
+            nb::list all;
+            for (const auto& linear : p.linears()) {
+                const LinearArgs& a = linear.args;
+                nb::dict d;
+                d["name"] = linear.name;
+                d["form"] = a.w.form;
+                d["columns"] = a.w.columns;
+                d["k"] = a.w.k_padded;
+                d["group"] = a.w.group;
+                d["minimum"] = a.w.minimums != nullptr;
+                d["epilogue"] = a.epilogue;
+                d["output"] = a.out.form;
+                d["max_rows"] = linear.max_rows;
+                all.append(d);
+            }
+            return all;
+        }, "The products of the plan in the order they were added, body before head: what tiles are chosen for.")
+        .def("linear_times", [](const Plan& p) {
+            std::vector<std::tuple<int64_t, double>> times;
+            for (const auto& linear : p.linears()) times.emplace_back(linear.args.rows, linear.seconds);
+            return times;
+        }, "Rows and seconds of every linear in the last run; the seconds when it was profiled.")
+        .def("set_tile",
+             [](Plan& p, int64_t linear, int64_t first_rows, int64_t last_rows, int64_t row_tile, int64_t column_tile, int64_t regions) {
+                 p.set_tile(linear, {first_rows, last_rows, {row_tile, column_tile, regions}});
+             }, "linear"_a, "first_rows"_a, "last_rows"_a, "row_tile"_a, "column_tile"_a, "regions"_a)
+        .def("clear_tiles", &Plan::clear_tiles, "Goes back to the built-in tiles.")
+        .def("tile_of",
+             [](Plan& p, int64_t linear, int64_t rows) {
+                 const TileShape t = p.tile_of(linear, rows);
+                 return std::make_tuple(t.row_tile, t.column_tile, t.regions);
+             }, "linear"_a, "rows"_a, "Row tile, column tile and regions that a linear of this many rows is cut into.");
 }
 
 }  // namespace

@@ -294,28 +294,6 @@ AttentionWork& Plan::work_list(const AttentionArgs& a) {
     return *work_.back();
 }
 
-void Plan::prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const {
-    args.rows = rows;
-    const int64_t threads = pool_.threads();
-    // A quantised output group must lie inside one tile; of packed columns that are halved it takes twice as many.
-    const int64_t group = args.out.form == Act::I8 ? std::max(args.out.group, 2 * kPanel) : kPanel;
-    const int64_t least = std::max<int64_t>(halves_columns(args.epilogue) ? 2 * group : group, 2 * kPanel);
-    int64_t column_tile = std::max<int64_t>(least, kColumnTile);
-    const int64_t wanted = 8 * threads;
-    int64_t row_tile = std::min<int64_t>(rows, kMaxRowTile);
-    auto count = [&] { return ceil_div(rows, row_tile) * ceil_div(args.w.columns, column_tile); };
-    while (count() < wanted && row_tile > 24) row_tile = round_up(ceil_div(row_tile, 2), 6);
-    if (count() < wanted) column_tile = least;
-    // Few rows stream the weight: longer runs of columns per claim.
-    while (rows <= 8 && column_tile < 512 && ceil_div(args.w.columns, column_tile * 2) >= wanted) column_tile *= 2;
-    args.row_tile = (int)row_tile;
-    args.column_tile = (int)column_tile;
-    args.row_tiles = ceil_div(rows, row_tile);
-    args.column_tiles = ceil_div(args.w.columns, column_tile);
-    args.streams = std::min<int64_t>(threads, args.column_tiles);
-    tiles = args.row_tiles * args.column_tiles;
-}
-
 int64_t Plan::rows_of(const Operation& op) const {
     const bool head = &op >= head_.data() && &op < head_.data() + head_.size();
     return head ? step_rows_ : step_tokens_;
@@ -324,7 +302,7 @@ int64_t Plan::rows_of(const Operation& op) const {
 void Plan::prepare(Operation& op, int64_t rows) {
     switch (op.kind) {
         case Kind::Linear:
-            prepare_linear(op.linear, rows, op.tiles);
+            op.tiles = cut_linear(op.linear, rows, op.tuned, threads());
             return;
         case Kind::Attention:
             op.tiles = (int64_t)work_list(op.attention).items().size();
@@ -380,7 +358,8 @@ class Plan::StepJob final : public Job {
     void operation_done(int op) noexcept override {
         if (!plan_.profiling_) return;
         const auto now = std::chrono::steady_clock::now();
-        plan_.count(at(op), std::chrono::duration<double>(now - plan_.operation_start_).count());
+        at(op).seconds = std::chrono::duration<double>(now - plan_.operation_start_).count();
+        plan_.count(at(op), at(op).seconds);
         plan_.operation_start_ = now;
     }
 

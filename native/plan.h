@@ -3,6 +3,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_work.h"
@@ -10,6 +11,7 @@
 #include "memory.h"
 #include "packed_weight.h"
 #include "thread_pool.h"
+#include "tiles.h"
 
 namespace octavo {
 
@@ -79,6 +81,20 @@ class Plan {
     void set_profiling(bool on);
     std::vector<OperationProfile> profile() const { return profile_; }
 
+    // Tuning. Linears are numbered in the order they were added; a number outside, or a tile that is not allowed, throws
+    // std::invalid_argument.
+    struct LinearReport {
+        std::string name;
+        const LinearArgs& args;  // of the last run
+        int64_t max_rows;
+        double seconds;  // of the last run, when it was profiled
+    };
+    std::vector<LinearReport> linears() const;
+    void set_tile(int64_t linear, const TunedTile& tile);
+    void clear_tiles();
+    // How a step of `rows` rows is cut: row tile, column tile, regions.
+    TileShape tile_of(int64_t linear, int64_t rows);
+
   private:
     enum class Kind { Embed, Norm, Linear, Rope, Attention, Merge, Elementwise, Sample };
     struct Operation {
@@ -86,6 +102,8 @@ class Plan {
         std::string name;
         int64_t rows_per_tile = 1;
         int64_t tiles = 0;
+        double seconds = 0;  // of the last run, when it was profiled
+        std::vector<TunedTile> tuned;
         EmbedArgs embed;
         NormArgs norm;
         LinearArgs linear;
@@ -100,8 +118,8 @@ class Plan {
     const float* keep(const std::vector<float>& values, int64_t padded = 0);
     const float* keep(const float* values, size_t size, size_t padded);
     Operation& add(Kind kind, std::string name);
+    std::pair<Operation*, int64_t> linear(int64_t index);  // and its rows at the most
     void prepare(Operation& op, int64_t rows);
-    void prepare_linear(LinearArgs& args, int64_t rows, int64_t& tiles) const;
     AttentionWork& work_list(const AttentionArgs& args);
     void run_tile(Operation& op, int64_t tile, int worker);
     void count(const Operation& op, double seconds);

@@ -31,9 +31,10 @@ class ThreadPool {
     // Runs all operations in order; returns when the last tile is done. One caller at a time.
     void run(Job& job);
 
-  private:
     // Tiles of one operation fit 24 bits; 40 bits of epoch outlast decades of steps.
     static constexpr int kTileBits = 24;
+
+  private:
     struct alignas(64) Progress {
         std::atomic<uint64_t> next{0};  // epoch << kTileBits | next tile
         std::atomic<uint64_t> tiles{0};  // epoch << kTileBits | tiles of the operation

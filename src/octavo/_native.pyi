@@ -322,6 +322,26 @@ class Plan:
     def level(self) -> str: ...
     def set_profiling(self, on: bool) -> None: ...
     def profile(self) -> list[dict[str, Any]]: ...
+    def linears(self) -> list[dict[str, Any]]:
+        """
+        The products of the plan in the order they were added, body before head: what tiles are chosen for.
+        """
+
+    def linear_times(self) -> list[tuple[int, float]]:
+        """
+        Rows and seconds of every linear in the last run; the seconds when it was profiled.
+        """
+
+    def set_tile(
+        self, linear: int, first_rows: int, last_rows: int, row_tile: int, column_tile: int, regions: int
+    ) -> None: ...
+    def clear_tiles(self) -> None:
+        """Goes back to the built-in tiles."""
+
+    def tile_of(self, linear: int, rows: int) -> tuple[int, int, int]:
+        """
+        Row tile, column tile and regions that a linear of this many rows is cut into.
+        """
 
 def available_levels() -> list[str]:
     """Instruction-set levels compiled in and runnable here, worst first."""

@@ -45,6 +45,8 @@ def test_defaults_are_valid_and_documented() -> None:
         ("scheduling_policy", "lifo"),
         ("capacity", "guess"),
         ("threads", 0),
+        ("tuning", ""),
+        ("tuning", 1),
         ("max_logprobs", -1),
         ("seed", 1.5),
         ("seed", 1 << 64),

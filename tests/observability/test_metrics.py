@@ -350,6 +350,13 @@ def test_the_process_of_the_engine_is_shown_beside_the_servers() -> None:
     assert "octavo_engine_process_resident_memory_bytes" not in Reading(metrics_text(metrics).decode()).names
 
 
+def test_tile_choices_are_those_of_the_engine_that_runs() -> None:
+    metrics = Metrics("m")
+    assert Reading(metrics_text(metrics).decode()).by("octavo:tile_choices", "tuning") == {"hit": 0, "miss": 0}
+    metrics.engine_started(EngineInfo(os.getpid(), 1, 1, 1, 16, "", {}, {}, "v4", 2, 20, 9))
+    assert Reading(metrics_text(metrics).decode()).by("octavo:tile_choices", "tuning") == {"hit": 20, "miss": 9}
+
+
 def test_names_of_models_are_escaped() -> None:
     metrics = Metrics('a "quoted"\\name\n')
     seen = Reading(metrics_text(metrics).decode())

@@ -164,6 +164,8 @@ class EngineInfo(_Message):
     generation_config: dict[str, Any]
     isa: str = ""
     threads: int = 0
+    tuning_hits: int = 0  # tile choices that were measured
+    tuning_misses: int = 0  # and those that were not, where built-in tiles run
 
 
 class Failed(_Message):

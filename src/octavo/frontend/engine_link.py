@@ -60,6 +60,8 @@ def engine_info(loaded: LoadedModel) -> EngineInfo:
         dict(loaded.generation_config),
         loaded.isa,
         loaded.threads,
+        loaded.tuning.hits,
+        loaded.tuning.misses,
     )
 
 

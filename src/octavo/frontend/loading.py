@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from octavo.backends.cpu import CpuBackend
 from octavo.backends.cpu.backend import instruction_set
+from octavo.backends.cpu.tiles import TuningUse
+from octavo.backends.cpu.tuning_cache import choices_for
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
@@ -74,6 +76,7 @@ class LoadedModel:
     backend: Any = None
     threads: int = 0
     isa: str = ""
+    tuning: TuningUse = field(default_factory=TuningUse)
     resources: ExitStack = field(default_factory=ExitStack)
 
     @property
@@ -85,8 +88,8 @@ class LoadedModel:
 
     @property
     def memory_report(self) -> str:
-        """Where the memory goes, as a table."""
-        return "" if self.plan is None else self.plan.render()
+        """Where the memory goes, as a table, and below it how much of the model runs with measured tiles."""
+        return "" if self.plan is None else f"{self.plan.render()}\ntuning: {self.tuning}"
 
     def prompt_logits(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """The logits after every position of a prompt."""
@@ -142,6 +145,8 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
             meanwhile=load_tokenizer_meanwhile,
         )
         stack.callback(backend.close)
+        tuning = backend.tune(*choices_for(options.tuning, hardware.cpu_model, instruction_set(), threads))
+        _log.info("tuning: %s", tuning)
         backend.set_profiling(options.profile)
         config = EngineConfig(
             num_blocks=plan.num_blocks,
@@ -167,5 +172,6 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
             backend=backend,
             threads=threads,
             isa=instruction_set(),
+            tuning=tuning,
             resources=stack.pop_all(),
         )

@@ -78,6 +78,11 @@ class EngineOptions:
         "room a request needs to be admitted: max_utilization (at present; preempt when full) or no_evict (at worst)",
     )
     threads: int | None = _option(None, "worker threads; default: physical cores within the CPU quota")
+    tuning: str | None = _option(
+        None,
+        "tile shapes that octavo tune measured: a file, or off for the built-in ones; default: $OCTAVO_TUNING, else "
+        "the file for this machine in the cache folder",
+    )
     max_logprobs: int = _option(20, "most log-probabilities a request may ask for at each position")
     seed: int | None = _option(
         0, "requests without a seed draw theirs from this and their number; None: from the system"
@@ -114,6 +119,8 @@ class EngineOptions:
         _one_of("capacity", self.capacity, _CAPACITIES)
         if self.threads is not None:
             _integer("threads", self.threads, 1, 1024)
+        if self.tuning is not None:
+            _text("tuning", self.tuning)
         _integer("max_logprobs", self.max_logprobs, 0, 1024)
         if self.seed is not None:
             _integer("seed", self.seed, -(1 << 63), (1 << 64) - 1)

@@ -87,6 +87,16 @@ def octavo_families(numbers: Numbers, model_name: str, version: str) -> list[Fam
         ),
         one("kv_waste_ratio", "gauge", "Share of the held token places that is empty.", lambda s: s.stats.waste),
         one("prefix_evictions_total", "counter", "Cached blocks given up for new ones.", lambda s: s.totals.evictions),
+        several(
+            "tile_choices",
+            "gauge",
+            "Tile shapes of the engine's products, by shape and rows: found in the tuning file, or built in.",
+            "tuning",
+            {
+                "hit": lambda s: s.engine.tuning_hits if s.engine else 0,
+                "miss": lambda s: s.engine.tuning_misses if s.engine else 0,
+            },
+        ),
         one("steps_total", "counter", "Steps of the engine.", lambda s: s.totals.steps),
         several(
             "step_tokens_total",

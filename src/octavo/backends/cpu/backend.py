@@ -17,6 +17,8 @@ from octavo.backends.cpu.forms import is_lossy
 from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
 from octavo.backends.cpu.packing import pack_all
 from octavo.backends.cpu.sizes import is_f32_kv, step_shape
+from octavo.backends.cpu.tiles import TuningUse, apply_tiles
+from octavo.backends.cpu.tuning_cache import Choices, warn_damaged
 from octavo.backends.interface import SampledToken, StepBatch, StepOutput
 from octavo.errors import ConfigError, ParameterError
 from octavo.models.graph import Graph
@@ -162,6 +164,14 @@ class CpuBackend:
             self._logit_rows[:count] = np.arange(count)
             self.plan.run(1, count, None, logits[start : start + count])
         return logits
+
+    def tune(self, choices: Choices, source: str) -> TuningUse:
+        """Run with measured tiles where there are any; all or none of a file, should one not fit."""
+        try:
+            return apply_tiles(self.plan, choices, source)
+        except ValueError as error:
+            warn_damaged(source, error)
+            return apply_tiles(self.plan, {})
 
     def set_profiling(self, on: bool) -> None:
         """Measure every native operation from now on, or stop; clears what was measured."""
