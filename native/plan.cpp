@@ -114,7 +114,7 @@ void Plan::add_norm(std::string name, const Activation& x, int64_t width, const 
     require(bias.empty() || (int64_t)bias.size() == width, "norm bias width");
     require(out.width >= width && out.width % kKPad == 0, "a norm writes rows padded to 32");
     require(!gather || in_head_, "only the head gathers rows");
-    const ActView from = view(x, limits_.max_tokens), to = view(out, rows);
+    const ActView from = view(x, gather ? limits_.max_tokens : rows), to = view(out, rows);
     auto& op = add(Kind::Norm, std::move(name));
     op.norm.x = (const float*)from.data;
     op.norm.x_stride = x.width;
@@ -421,6 +421,21 @@ void Plan::set_profiling(bool on) {
     profile_.clear();
 }
 
+// What an operation that works row by row reads and writes for each.
+double Plan::row_bytes(const Operation& op) const {
+    switch (op.kind) {
+        case Kind::Embed: return (double)(op.embed.w.panel_bytes / kPanel + op.embed.out_stride * 4);
+        case Kind::Norm: return (double)(op.norm.width * 4 + Activation::row_bytes(op.norm.out.form, op.norm.out.width));
+        case Kind::Rope: {
+            const RopeArgs& r = op.rope;
+            return (double)((r.q_heads + 2 * r.kv_heads) * (int64_t)r.head_dim * (4 + (r.kv_f32 ? 4 : 2)));
+        }
+        case Kind::Elementwise: return (double)(op.elementwise.width * 4 * (op.elementwise.b ? 3 : 2));
+        case Kind::Sample: return (double)(limits_.vocab * 4);
+        default: return 0;
+    }
+}
+
 void Plan::count(const Operation& op, double seconds) {
     // Operations of one name, those of all layers, are added up.
     OperationProfile* entry = nullptr;
@@ -451,6 +466,8 @@ void Plan::count(const Operation& op, double seconds) {
             entry->bytes += keys * heads * 2 * a.head_dim * (a.kv_f32 ? 4 : 2);
             entry->operations += 4.0 * pairs * heads * (a.q_heads / a.kv_heads) * a.head_dim;
         }
+    } else {
+        entry->bytes += rows * row_bytes(op);
     }
 }
 

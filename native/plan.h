@@ -124,6 +124,7 @@ class Plan {
     void run_tile(Operation& op, int64_t tile, int worker);
     void count(const Operation& op, double seconds);
     int64_t rows_of(const Operation& op) const;
+    double row_bytes(const Operation& op) const;
 
     const KernelTable& kernels_;
     StepLimits limits_;

@@ -137,9 +137,10 @@ def test_graph_reports_its_kv_shape() -> None:
 
 
 def test_equal_layers_print_once() -> None:
-    assert str(optimize(build_graph({**LLAMA, "tie_word_embeddings": True}))) == "\n".join(
+    config = {**LLAMA, "tie_word_embeddings": True, "num_hidden_layers": 3}
+    assert str(optimize(build_graph(config))) == "\n".join(
         [
-            "llama: 2 layers, hidden 64, vocabulary 300, 4 query and 2 kv heads of 16, at most 128 positions",
+            "llama: 3 layers, hidden 64, vocabulary 300, 4 query and 2 kv heads of 16, at most 128 positions",
             "  %1[64] = embedding(model.embed_tokens.weight)",
             "layers 0 to 1, each",
             "  %1[64] = rms_norm(%in, model.layers.*.input_layernorm.weight, eps 1e-06)",
@@ -150,9 +151,19 @@ def test_equal_layers_print_once() -> None:
             "  %5[64] = rms_norm(%4, model.layers.*.post_attention_layernorm.weight, eps 1e-06)",
             "  %6[96] = linear(%5, model.layers.*.mlp.gate_proj.weight | model.layers.*.mlp.up_proj.weight, silu_mul)",
             "  %7[64] = linear(%6, model.layers.*.mlp.down_proj.weight, + %4)",
-            "  %1[64] = gather_sampled(%in)",
-            "  %2[64] = rms_norm(%1, model.norm.weight, eps 1e-06)",
-            "  %3[300] = linear(%2, model.embed_tokens.weight)",
+            "layer 2",
+            "  %1[64] = rms_norm(%in, model.layers.*.input_layernorm.weight, eps 1e-06)",
+            "  %2[128] = linear(%1, model.layers.*.self_attn.q_proj.weight | model.layers.*.self_attn.k_proj.weight"
+            " | model.layers.*.self_attn.v_proj.weight)",
+            "  %3[64] = attention(%2, 4/2 heads of 16, rope default theta 10000)",
+            "  %4[64] = gather_sampled(%3)",
+            "  %5[64] = gather_sampled(%in)",
+            "  %6[64] = linear(%4, model.layers.*.self_attn.o_proj.weight, + %5)",
+            "  %7[64] = rms_norm(%6, model.layers.*.post_attention_layernorm.weight, eps 1e-06)",
+            "  %8[96] = linear(%7, model.layers.*.mlp.gate_proj.weight | model.layers.*.mlp.up_proj.weight, silu_mul)",
+            "  %9[64] = linear(%8, model.layers.*.mlp.down_proj.weight, + %6)",
+            "  %1[64] = rms_norm(%in, model.norm.weight, eps 1e-06)",
+            "  %2[300] = linear(%1, model.embed_tokens.weight)",
         ]
     )
 

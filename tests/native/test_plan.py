@@ -394,6 +394,9 @@ def test_a_profile_counts_operations_since_it_was_switched_on() -> None:
     assert entries["head"]["bytes"] == 6 * 64 * 32 * 4
     assert entries["head"]["operations"] == 3 * 2 * 5 * 64 * 32
     assert entries["attention"]["operations"] > 0
+    assert entries["sample"]["bytes"] == 3 * 5 * VOCAB * 4
+    assert entries["attention.merge"]["bytes"] == 0
+    assert all(entries[op]["bytes"] > 0 for op in ("embedding", "rope", "gather"))
     assert all(entry["seconds"] >= 0 for entry in entries.values())
     plan.set_profiling(False)
     plan.run(2, 1)

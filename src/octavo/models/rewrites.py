@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from octavo.models.graph import (
     Add,
+    Attention,
+    Embedding,
     GatherSampled,
     GeluMul,
     Graph,
-    LayerNorm,
     Linear,
     LinearActivation,
     Node,
-    RmsNorm,
-    Scale,
     SiluMul,
-    SoftCap,
     Value,
 )
+
+# The fields that name a value, of every node that treats each row alone.
+_OPERANDS = ("x", "residual", "a", "b", "gate", "up")
 
 
 def optimize(graph: Graph) -> Graph:
@@ -68,34 +70,35 @@ def fold_residuals(graph: Graph) -> Graph:
 
 
 def gather_sampled_rows(graph: Graph) -> Graph:
-    """Everything after the last layer is computed for sampled rows only."""
+    """Everything after the last attention is computed for sampled rows only: no other row of it is ever read.
+
+    In a prefill that leaves out the output projection and the MLP of the last layer, 2.5 % of the products of a model
+    of 30 layers.
+    """
     if any(isinstance(node, GatherSampled) for node in graph.nodes):
         return graph
-    producers = {node.output: node for node in graph.nodes}
-    node, source = producers[graph.output], graph.output
-    first = node
-    while node.layer is None and (operand := _row_operand(node)) is not None:
-        first, source = node, operand
-        node = producers[source]
-    if source == graph.output:
+    cut = 1 + max(index for index, node in enumerate(graph.nodes) if isinstance(node, Attention | Embedding))
+    body, tail = graph.nodes[:cut], graph.nodes[cut:]
+    known = {node.output for node in body}
+    # In the order in which they are read; a value several nodes read is gathered once.
+    read = dict.fromkeys(value for node in tail for value in node.inputs() if value in known)
+    if not read:
         return graph
-    gathered = max(producers) + 1
-    gather = GatherSampled(output=gathered, x=source)
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        if node is first:
-            assert isinstance(first, Linear | RmsNorm | LayerNorm | Scale | SoftCap)
-            nodes += [gather, replace(first, x=gathered)]
-        else:
-            nodes.append(node)
-    return replace(graph, nodes=tuple(nodes))
+    first = 1 + max(node.output for node in graph.nodes)
+    gathered: dict[Value | None, Value] = {value: first + place for place, value in enumerate(read)}
+    layer = body[-1].layer
+    gathers = tuple(GatherSampled(output=output, layer=layer, x=value) for output, value in enumerate(read, first))
+    return replace(graph, nodes=body + gathers + tuple(_reading(node, gathered) for node in tail))
 
 
-def _row_operand(node: Node) -> Value | None:
-    """The operand of a node that treats each row alone and reads nothing else."""
-    if isinstance(node, Linear) and node.residual is not None:
-        return None
-    return node.x if isinstance(node, Linear | RmsNorm | LayerNorm | Scale | SoftCap) else None
+def _reading(node: Node, renamed: Mapping[Value | None, Value]) -> Node:
+    """The node, reading other values in place of some."""
+    changes: dict[str, Any] = {}
+    for name in _OPERANDS:
+        value = getattr(node, name, None)
+        if value in renamed:
+            changes[name] = renamed[value]
+    return replace(node, **changes) if changes else node
 
 
 class _Rewriter:

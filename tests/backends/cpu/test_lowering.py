@@ -12,6 +12,7 @@ from octavo.backends.cpu import CpuBackend
 from octavo.errors import ModelError
 from octavo.models import graph as ir
 from octavo.models.reference import reference_logits
+from octavo.models.rewrites import gather_sampled_rows
 from octavo.models.rope import Rope
 from tests.backends.cpu.emulation import emulated_logits, relative_error
 from tests.backends.cpu.tensors import Array, Source, dense
@@ -152,6 +153,49 @@ def simple(**attention: Any) -> tuple[ir.Graph, dict[str, Array]]:
     return builder.graph(head), builder.weights()
 
 
+@pytest.mark.parametrize("quantization", ["f32", "none", "w8", "w4"])
+def test_logits_of_a_row_do_not_depend_on_the_other_rows_asked_for(quantization: str) -> None:
+    builder = Builder()
+    x = builder.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    for layer in range(2):
+        normed = builder.add(ir.RmsNorm, x=x, weight=f"norm1.{layer}", eps=1e-6)
+        qkv = builder.linear(normed, f"qkv{layer}", QKV)
+        x = builder.linear(builder.attention(qkv, layer=layer), f"o{layer}", WIDTH, residual=x)
+        normed = builder.add(ir.RmsNorm, x=x, weight=f"norm2.{layer}", eps=1e-6)
+        x = builder.linear(builder.gated(normed, f"mlp{layer}", 96, "silu_mul"), f"down{layer}", WIDTH, residual=x)
+    final = builder.add(ir.RmsNorm, x=x, weight="norm", eps=1e-6)
+    every_row = builder.graph(builder.linear(final, "head", VOCAB), layers=2)
+    backend = load(gather_sampled_rows(every_row), builder.weights(), quantization)
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 90).tolist()
+    expected = backend.prompt_logits(tokens)
+    plan = backend.plan
+    for rows in ([89], [0], [7, 3, 88], list(range(20, 90))):
+        plan.logit_rows[: len(rows)] = rows
+        found = np.empty((len(rows), VOCAB), np.float32)
+        plan.run(1, len(rows), None, found)
+        np.testing.assert_array_equal(found, expected[rows])
+
+
+def test_the_last_layer_is_computed_for_the_rows_that_are_read() -> None:
+    builder = Builder()
+    x = builder.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH)
+    for layer in range(2):
+        attended = builder.attention(builder.linear(x, f"qkv{layer}", QKV), layer=layer)
+        x = builder.linear(attended, f"o{layer}", WIDTH, residual=x)
+    graph = gather_sampled_rows(builder.graph(builder.linear(x, "head", VOCAB), layers=2))
+    backend = load(graph, builder.weights(), "none")
+    tokens = np.random.default_rng(1).integers(0, VOCAB, 64).tolist()
+    operations = []
+    for rows in (64, 1):
+        backend.prompt_logits(tokens)
+        backend.set_profiling(True)
+        backend.plan.run(1, rows, None, None)
+        entries = {entry["op"]: entry["operations"] for entry in backend.plan.profile()}
+        operations.append((entries["o0"], entries["o1"]))
+    assert operations[0][0] == operations[0][1] == operations[1][0]
+    assert operations[1][1] * 64 == operations[1][0]
+
+
 def without(graph: ir.Graph, kind: type[ir.Node]) -> ir.Graph:
     """The graph with nodes of a kind left out: their readers read what they read."""
     gone = {node.output: node.inputs()[0] for node in graph.nodes if isinstance(node, kind)}
@@ -168,7 +212,6 @@ def test_graphs_that_cannot_be_run_are_refused() -> None:
     graph, weights = simple()
     load(graph, weights, None)
     for refused, message in [
-        (without(graph, ir.RmsNorm), "gathers sampled rows in a norm"),
         (without(graph, ir.GatherSampled), "needs a graph that gathers the sampled rows"),
         (simple(norm_plus_one=True, q_norm="q_norm")[0], r"no \(1 \+ weight\) norm of queries"),
     ]:

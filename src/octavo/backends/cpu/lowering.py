@@ -30,6 +30,7 @@ _MAX_HEAD_DIM = 512  # kMaxHeadDim in native/common.h
 Float32Array = NDArray[np.float32]
 Requirement = tuple[Act, int, int]  # form of activations, k per scale, block of their rotation
 
+_ARITHMETIC = {Act.I8: "int8", Act.BF16: "bf16", Act.F32: "f32"}
 _EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
 # Plain float32 rows; (Act.F32, 32, 0) are rows padded with zeros to a multiple of 32, as products want them.
 _F32: Requirement = (Act.F32, 0, 0)
@@ -75,6 +76,7 @@ class Lowered:
     head: list[_Operation] = field(default_factory=list)
     logits: Buffer | None = None
     arena_bytes: int = 0
+    arithmetic: dict[str, str] = field(default_factory=dict)  # of the operations that multiply, by name
 
     def build(self, level: str, threads: int, weights: Sequence[PackedWeight]) -> Plan:
         """The native plan, still without a KV pool."""
@@ -182,15 +184,18 @@ class _Lowering:
         operations.append(_Operation(tuple(buffers), add))
 
     def _get(self, value: ir.Value, requirement: Requirement, name: str) -> Buffer:
-        """The value in a form, converted from float32 when it is not held in it."""
+        """The value in a form, converted from float32 when it is not held in it, its rows gathered if they have to."""
         forms = self.held[value]
         if requirement not in forms:
-            source, width = forms[_F32], self.widths[value]
-            target = self._buffer(requirement, width)
+            gather = _F32 not in forms and value in self.gathered
+            source, width = self.held[self.gathered[value] if gather else value][_F32], self.widths[value]
+            name = "gather" if gather else name
+            # A gather pads its rows also in float32.
+            target = self._buffer(requirement, -(-width // _K_PAD) * _K_PAD if gather else width)
             self._emit(
                 (source, target),
                 lambda plan, _: plan.add_norm(
-                    name, source.activation(), width, None, None, 0.0, False, target.activation()
+                    name, source.activation(), width, None, None, 0.0, False, target.activation(), gather
                 ),
             )
             forms[requirement] = target
@@ -290,10 +295,9 @@ class _Lowering:
             norm_into(target)
 
     def _linear(self, node: ir.Linear) -> None:
-        if node.x in self.gathered:
-            raise ModelError("the CPU back end gathers sampled rows in a norm; this graph has none before its head")
         form, name = self.forms[node.output], _linear_name(node)
         x = self._get(node.x, form.activation, f"{name} input")
+        self.result.arithmetic[name] = _ARITHMETIC[form.activation[0]]
         if node.activation is None:
             columns, count = stacked_columns(node.out_features)
         else:
@@ -325,7 +329,7 @@ class _Lowering:
 
     def _residual(self, value: ir.Value) -> Buffer:
         """A buffer with the residual to add to: its own when nothing reads it later, else a copy."""
-        source = self.held[value][_F32]
+        source = self._get(value, _F32, "residual")
         if self.last_read[value] == self.index and value != self.graph.output:
             return source
         copy, width = self._buffer(_F32, self.widths[value]), self.widths[value]
@@ -349,6 +353,7 @@ class _Lowering:
             )
         qkv = self._get(node.qkv[0], _F32, "attention input")
         kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, 0)
+        self.result.arithmetic["attention"] = _ARITHMETIC[kind[0]]
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
         # Written in the form that its only reader wants, where groups of that form do not reach across heads.
