@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from octavo.sampling.rows import RowSampling
 
-__all__ = ["Backend", "SampledToken", "SequenceWork", "StepBatch", "StepOutput"]
+__all__ = ["Backend", "SampledToken", "SequenceWork", "StepBatch", "StepOutput", "StepTimes", "step_kind"]
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +57,14 @@ class StepBatch:
     """(source block, destination block), to be copied in every layer before anything of the step is computed. No
     destination is the source or the destination of another copy, so the order does not matter."""
 
+    decodes: int = 0
+    """How many of the sequences had only their newest token left to compute, for profiles."""
+
+
+def step_kind(decodes: int, sequences: int) -> str:
+    """What a profile calls a step in which so many of the sequences are decoded and the others' prompts computed."""
+    return "decode" if decodes == sequences else "mixed" if decodes else "prefill"
+
 
 class SampledToken(msgspec.Struct, array_like=True, eq=False):
     """A token and its raw log-probability: one that was sampled, or a prompt token that was scored.
@@ -76,6 +84,23 @@ class SampledToken(msgspec.Struct, array_like=True, eq=False):
     """Why no token could be sampled, such as non-finite logits; the sequence then fails and others go on."""
 
 
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds that a back end spent in the parts of a step."""
+
+    tables: float
+    """Writing tokens, positions and block tables where they are read, and copying blocks."""
+
+    binding: float
+    """Writing the sampling parameters of the step's rows."""
+
+    native: float
+    """Computing, sampling included."""
+
+    results: float
+    """Reading what was sampled."""
+
+
 @dataclass(slots=True, eq=False)
 class StepOutput:
     """What a step produced. Both lists are aligned with ``batch.work``."""
@@ -86,6 +111,9 @@ class StepOutput:
     prompt_logprobs: list[list[SampledToken] | None] = field(default_factory=list)
     """For each sequence with ``prompt_logprobs`` one entry per scored position in order, else None. Entry ``i`` is
     about the token at position ``start + i + 1``. May be empty when no sequence of the batch wants any."""
+
+    times: StepTimes | None = None
+    """Where the time went, if the back end says."""
 
 
 class Backend(Protocol):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from octavo.backends.interface import Backend, SampledToken, StepBatch, StepOutput
+from octavo.backends.interface import Backend, SampledToken, StepBatch, StepOutput, StepTimes
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.config import EngineConfig
 from octavo.engine.integrity import check_engine
+from octavo.engine.phases import PhaseProfile
 from octavo.engine.prefix_index import root_digest
 from octavo.engine.request import EngineRequest, ProducedSequence, SequenceOutput
 from octavo.engine.scheduler import Scheduler
@@ -51,7 +52,14 @@ class Engine:
     depend on what else runs: the engine only decides when a position is computed and where its keys and values lie.
     """
 
-    def __init__(self, config: EngineConfig, backend: Backend, *, row_factory: RowFactory = make_row) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        backend: Backend,
+        *,
+        row_factory: RowFactory = make_row,
+        phases: PhaseProfile | None = None,
+    ) -> None:
         if config.block_size != backend.block_size:
             raise ConfigError(
                 f"block_size is {config.block_size}, the back end's is {backend.block_size}: make them equal"
@@ -64,6 +72,7 @@ class Engine:
             )
         self.config = config
         self.backend = backend
+        self.phases = phases
         self.counters = Counters()
         self.pool = BlockPool(config.num_blocks)
         self.scheduler = Scheduler(config, self.pool, self.counters)
@@ -240,6 +249,7 @@ class Engine:
         batch = self._batch
         work = batch.work
         work.clear()
+        batch.decodes = scheduler.decodes
         tokens = 0
         for seq in scheduled:
             item = seq.work
@@ -276,7 +286,20 @@ class Engine:
         self._execute_seconds = executed - ready
         self._process_seconds = end - executed
         counters.busy_seconds += end - begin
+        if self.phases is not None:
+            self._note_phases(result.times)
         return outputs
+
+    def _note_phases(self, times: StepTimes | None) -> None:
+        """Add the last step to the profile."""
+        assert self.phases is not None
+        seconds = {"scheduling": self._schedule_seconds, "bookkeeping": self._process_seconds}
+        if times is None:
+            seconds["native"] = self._execute_seconds
+        else:
+            seconds["block tables"], seconds["binding"] = times.tables, times.binding
+            seconds["native"], seconds["sampling"] = times.native, times.results
+        self.phases.step(self._step_decode_tokens, len(self.scheduler.scheduled), self._step_tokens, seconds)
 
     def _take(self, scheduled: list[Sequence], result: StepOutput) -> list[SequenceOutput]:
         """Give the results of a step to its sequences."""

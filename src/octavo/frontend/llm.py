@@ -139,7 +139,9 @@ class LLM:
                 if state.num_tokens == seen and not state.finished:
                     continue
                 seen = state.num_tokens
+                began = time.perf_counter()
                 output = state.output(self._outputs.texts, output_kind)
+                self._detokenised(began)
                 if output is not None:
                     yield output
                     if output.finished:
@@ -179,9 +181,22 @@ class LLM:
 
     def profile(self) -> list[dict[str, Any]]:
         """Calls and time of each native operation so far; needs ``LLM(..., profile=True)``."""
+        return self._require_profile().profile()
+
+    def profile_steps(self) -> list[dict[str, Any]]:
+        """For steps of prompts ("prefill"), of decodes and of both ("mixed") the milliseconds of each phase of a step
+        ("phases_ms") and of each native operation ("operations") so far; needs ``LLM(..., profile=True)``."""
+        return self._require_profile().profile_steps()
+
+    def reset_profile(self) -> None:
+        """Start both profiles again from zero."""
+        with self._lock:
+            self._require_profile().reset_profile()
+
+    def _require_profile(self) -> LoadedModel:
         if not self.options.profile:
             raise ParameterError("profile", False, "True", "nothing was measured: start the engine with profile=True")
-        return self._require().profile()
+        return self._require()
 
     @property
     def max_model_len(self) -> int:
@@ -249,7 +264,9 @@ class LLM:
                 for index, prompt in enumerate(prompts)
             ]
             self._run(requests, use_tqdm)
+            began = time.perf_counter()
             outputs = [state.output(self._outputs.texts) for _, state in requests]
+            self._detokenised(began)
         return [output for output in outputs if output is not None]
 
     def _run(self, requests: list[tuple[EngineRequest, RequestState]], use_tqdm: bool | Callable[..., Any]) -> None:
@@ -281,9 +298,12 @@ class LLM:
         """One step of the engine, its outputs given to the requests."""
         engine = self._require().engine
         try:
-            processed = self._outputs.process(engine.step())
+            outputs = engine.step()
+            began = time.perf_counter()
+            processed = self._outputs.process(outputs)
             for request_id, index, reason in processed.stops:
                 engine.finish(request_id, index, reason)
+            self._detokenised(began)
         except BaseException as error:
             # What the engine knows of its blocks can no longer be trusted.
             self._failure = error
@@ -291,6 +311,12 @@ class LLM:
                 raise EngineDeadError(f"the engine stopped on an error: {error!r}") from error
             raise
         return processed
+
+    def _detokenised(self, began: float) -> None:
+        """Add the time since then to the profile, if there is one."""
+        phases = None if self._loaded is None else self._loaded.engine.phases
+        if phases is not None:
+            phases.add("detokenising", time.perf_counter() - began)
 
     def _drop(self, states: list[RequestState]) -> None:
         """Abort the requests that have not finished."""

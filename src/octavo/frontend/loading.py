@@ -15,6 +15,7 @@ from octavo.backends.cpu.tiles import TuningUse
 from octavo.backends.cpu.tuning_cache import choices_for
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
+from octavo.engine.phases import PhaseProfile
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
 from octavo.frontend.options import EngineOptions
 from octavo.frontend.tokenizer import Tokenizer, give_back_memory, load_tokenizer
@@ -100,6 +101,24 @@ class LoadedModel:
         """What the back end measured of its operations."""
         return list(self.backend.profile())
 
+    def profile_steps(self) -> list[dict[str, Any]]:
+        """What was measured of each kind of step: its phases, and the operations of its native phase."""
+        assert self.engine.phases is not None
+        steps = self.engine.phases.report()
+        for step in steps:
+            operations = step["operations"] = list(self.backend.profile(step["step"]))
+            # Sampling is an operation of the native call.
+            sampling = sum(row["time_ms"] for row in operations if row["op"] == "sample")
+            step["phases_ms"]["native"] -= sampling
+            step["phases_ms"]["sampling"] += sampling
+        return steps
+
+    def reset_profile(self) -> None:
+        """Forget what was measured so far."""
+        assert self.engine.phases is not None
+        self.engine.phases.clear()
+        self.backend.set_profiling(True)
+
     def close(self) -> None:
         """Free the back end's memory and close the files."""
         self.resources.close()
@@ -162,7 +181,7 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
         )
         return LoadedModel(
             options=options,
-            engine=Engine(config, backend),
+            engine=Engine(config, backend, phases=PhaseProfile() if options.profile else None),
             loaded_tokenizer=tokenizer,
             vocab_size=graph.vocab_size,
             max_model_len=plan.max_model_len,

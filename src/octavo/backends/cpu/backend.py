@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 from octavo._native import Plan, Sampler, available_levels
 from octavo.backends.cpu.forms import is_lossy
 from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
+from octavo.backends.cpu.operations import OperationProfile
 from octavo.backends.cpu.packing import pack_all
 from octavo.backends.cpu.sizes import is_f32_kv, step_shape
 from octavo.backends.cpu.tiles import TuningUse, apply_tiles
 from octavo.backends.cpu.tuning_cache import Choices, warn_damaged
-from octavo.backends.interface import SampledToken, StepBatch, StepOutput
+from octavo.backends.interface import SampledToken, StepBatch, StepOutput, StepTimes, step_kind
 from octavo.errors import ConfigError, ParameterError
 from octavo.models.graph import Graph
 from octavo.sampling.rows import SamplerBatch
@@ -45,7 +47,16 @@ class CpuBackend:
 
     block_size = BLOCK_SIZE
 
-    def __init__(self, plan: Plan, *, num_blocks: int, vocab_size: int, max_model_len: int, max_rows: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        num_blocks: int,
+        vocab_size: int,
+        max_model_len: int,
+        max_rows: int,
+        arithmetic: Mapping[str, str] | None = None,
+    ) -> None:
         self.plan = plan
         self.num_blocks = num_blocks
         self.vocab_size = vocab_size
@@ -53,6 +64,7 @@ class CpuBackend:
         self._sampler = Sampler(vocab_size, max_rows, vocab_size, plan.threads, plan.level)
         self._rows = SamplerBatch(self._sampler)
         self._max_rows = max_rows
+        self._operations = OperationProfile(plan, arithmetic or {})
         self._tokens, self._starts, self._counts = plan.tokens, plan.starts, plan.counts
         self._tables, self._logit_rows = plan.block_tables, plan.logit_rows
 
@@ -93,18 +105,19 @@ class CpuBackend:
             vocab_size=graph.vocab_size,
             max_model_len=max_model_len,
             max_rows=max_num_batched_tokens,
+            arithmetic=lowered.arithmetic,
         )
 
     def execute(self, batch: StepBatch) -> StepOutput:
         """Run one step; see `octavo.backends.interface.Backend`."""
+        began = perf_counter()
         if batch.copies:
             self.plan.copy_blocks(np.array(batch.copies, np.int32).reshape(-1, 2))
         tokens, tables, logit_rows, rows = self._tokens, self._tables, self._logit_rows, self._rows
-        rows.begin()
-        token = row = 0
-        starts, counts = [], []
-        scored = False
+        token = 0
+        starts, counts, ends = [], [], []
         sampled: list[int] = []
+        scored = False
         for index, work in enumerate(batch.work):
             start, count = work.start, work.count
             end = start + count
@@ -114,35 +127,64 @@ class CpuBackend:
                 tokens[token : token + count] = work.token_ids[start:end]
             blocks = (end + BLOCK_SIZE - 1) // BLOCK_SIZE
             tables[index, :blocks] = work.block_table[:blocks]
+            token += count
             starts.append(start)
             counts.append(count)
+            ends.append(token)
+            if work.sample:
+                sampled.append(index)
+            scored |= work.prompt_logprobs
+        sequences = len(starts)
+        self._starts[:sequences] = starts
+        self._counts[:sequences] = counts
+        filled = perf_counter()
+        rows.begin()
+        row = 0
+        if scored:
+            row = self._bind_scored(batch, ends)
+        else:
+            for index in sampled:
+                work = batch.work[index]
+                assert work.row is not None
+                logit_rows[row] = ends[index] - 1
+                rows.fill(row, work.row, work.start + work.count)
+                row += 1
+        if self._operations.on:
+            self._operations.enter(step_kind(batch.decodes, sequences))
+        bound = perf_counter()
+        self.plan.run(sequences, row, self._sampler)
+        ran = perf_counter()
+        results = rows.results(row)
+        if scored:
+            output = _with_prompt_rows(batch, results)
+        elif row == sequences:
+            output = StepOutput(list(results))
+        else:
+            found: list[SampledToken | None] = [None] * sequences
+            for index, result in zip(sampled, results, strict=True):
+                found[index] = result
+            output = StepOutput(found)
+        output.times = StepTimes(filled - began, bound - filled, ran - bound, perf_counter() - ran)
+        return output
+
+    def _bind_scored(self, batch: StepBatch, ends: list[int]) -> int:
+        """Write the rows of a step some of whose sequences have prompt tokens scored; how many there are."""
+        rows, logit_rows = self._rows, self._logit_rows
+        row = 0
+        for work, last in zip(batch.work, ends, strict=True):
             if work.prompt_logprobs:
                 assert work.row is not None
-                wanted, top = count - (1 if work.sample else 0), work.row.num_prompt_top or 0
+                wanted, top = work.count - (1 if work.sample else 0), work.row.num_prompt_top or 0
                 for i in range(wanted):
-                    logit_rows[row] = token + i
-                    rows.fill_prompt_row(row, int(work.token_ids[start + i + 1]), top)
+                    logit_rows[row] = last - work.count + i
+                    rows.fill_prompt_row(row, int(work.token_ids[work.start + i + 1]), top)
                     row += 1
-                scored = True
             if work.sample:
                 assert work.row is not None
-                logit_rows[row] = token + count - 1
-                rows.fill(row, work.row, end)
+                logit_rows[row] = last - 1
+                rows.fill(row, work.row, work.start + work.count)
                 row += 1
-                sampled.append(index)
-            token += count
-        self._starts[: len(starts)] = starts
-        self._counts[: len(counts)] = counts
-        self.plan.run(len(batch.work), row, self._sampler)
-        results = rows.results(row)
-        if not scored:
-            if len(sampled) == len(batch.work):
-                return StepOutput(list(results))
-            output: list[SampledToken | None] = [None] * len(batch.work)
-            for index, result in zip(sampled, results, strict=True):
-                output[index] = result
-            return StepOutput(output)
-        return _with_prompt_rows(batch, results)
+        return row
 
     def prompt_logits(self, token_ids: Sequence[int]) -> Float32Array:
         """Raw logits [n, vocab] after every position of a prompt; the KV cache of the engine is not touched."""
@@ -162,6 +204,8 @@ class CpuBackend:
             self._tokens[:count] = ids[start : start + count]
             self._starts[0], self._counts[0] = start, count
             self._logit_rows[:count] = np.arange(count)
+            if self._operations.on:
+                self._operations.enter("prefill")
             self.plan.run(1, count, None, logits[start : start + count])
         return logits
 
@@ -175,27 +219,18 @@ class CpuBackend:
 
     def set_profiling(self, on: bool) -> None:
         """Measure every native operation from now on, or stop; clears what was measured."""
-        self.plan.set_profiling(on)
+        self._operations.switch(on)
 
-    def profile(self) -> list[dict[str, Any]]:
-        """Time, share and rates per kind of operation since profiling was switched on, most expensive first."""
-        entries = self.plan.profile()
-        total = sum(entry["seconds"] for entry in entries) or 1.0
-        return [
-            {
-                "op": entry["op"],
-                "calls": entry["calls"],
-                "time_ms": entry["seconds"] * 1e3,
-                "share": entry["seconds"] / total,
-                "GBps": entry["bytes"] / entry["seconds"] / 1e9 if entry["seconds"] else 0.0,
-                "GOPS": entry["operations"] / entry["seconds"] / 1e9 if entry["seconds"] else 0.0,
-            }
-            for entry in sorted(entries, key=lambda each: -each["seconds"])
-        ]
+    def profile(self, step: str | None = None) -> list[dict[str, Any]]:
+        """Time, share and rates per kind of operation since profiling was switched on, most expensive first.
+
+        Of all steps, or of those of one kind: "prefill", "decode" or "mixed".
+        """
+        return self._operations.rows(step)
 
     def close(self) -> None:
         """Let go of the plan; its memory is freed with the last reference to it."""
-        for name in ("plan", "_tokens", "_starts", "_counts", "_tables", "_logit_rows"):
+        for name in ("plan", "_operations", "_tokens", "_starts", "_counts", "_tables", "_logit_rows"):
             self.__dict__.pop(name, None)
 
 
