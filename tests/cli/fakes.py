@@ -42,6 +42,7 @@ class FakeLLM:
         self.params: list[Any] = []
         self.settings: dict[str, Any] = {}
         self.aborted = 0
+        self.profile_resets = 0
         self.closed = False
 
     def get_tokenizer(self) -> FakeTokenizer:
@@ -70,11 +71,17 @@ class FakeLLM:
     def generate(self, prompts: list[dict[str, list[int]]], params: Any, use_tqdm: bool = True) -> list[RequestOutput]:
         return [list(self.stream(prompt, params))[-1] for prompt in prompts]
 
-    def profile(self) -> list[dict[str, Any]]:
+    def profile_steps(self) -> list[dict[str, Any]]:
+        norm = {"op": "norm", "calls": 4, "time_ms": 1.0, "share": 0.25, "GBps": 5.0, "GOPS": 0.0, "arithmetic": None}
+        linear = {"op": "linear", "calls": 7, "time_ms": 3.0, "share": 0.75, "GBps": 20.0, "GOPS": 100.0}
+        operations = [norm, {**linear, "arithmetic": "int8"}]
+        phases = {"scheduling": 0.5, "native": 4.0, "framing": 0.0}
         return [
-            {"op": "norm", "calls": 4, "time_ms": 1.0, "share": 0.25, "GBps": 5.0, "GOPS": 1.0},
-            {"op": "linear", "calls": 7, "time_ms": 3.0, "share": 0.75, "GBps": 20.0, "GOPS": 100.0},
+            {"step": "decode", "steps": 2, "tokens": 6, "sequences": 6, "phases_ms": phases, "operations": operations}
         ]
+
+    def reset_profile(self) -> None:
+        self.profile_resets += 1
 
     def close(self) -> None:
         self.closed = True

@@ -87,13 +87,31 @@ def test_a_length_beyond_the_model_is_refused(
     assert llm.closed
 
 
-def test_the_profile_is_printed_beside_the_figures(
+@pytest.mark.parametrize("benchmark", ["latency", "prefill", "throughput"])
+def test_the_profile_is_printed_beside_the_figures_and_kept_in_the_record(
+    benchmark: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = install(monkeypatch, FakeLLM([]))
+    monkeypatch.setattr("octavo.cli.profile.machine_peaks", lambda threads: {"dram_GBps": 50.0, "int8_GOPS": 400.0})
+    assert main(["bench", benchmark, "--rounds", "1", "--profile", "--json"]) == 0
+    printed = capsys.readouterr()
+    assert "linear" in printed.err
+    assert llm.profile_resets == 1  # the round that is not counted is not profiled either
+    profile = json.loads(printed.out)["profile"]
+    assert profile["peaks"] == {"dram_GBps": 50.0, "int8_GOPS": 400.0}
+    (step,) = profile["steps"]
+    assert step["phases_ms"]["native"] == 4.0
+    norm, linear = step["operations"]
+    assert (linear["peak_share"], linear["peak"]) == (0.4, "dram")  # 25 % of the arithmetic, 40 % of the bandwidth
+    assert (norm["peak_share"], norm["peak"]) == (None, None)  # no L3 bandwidth was measured
+
+
+def test_a_record_without_a_profile_has_none(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(monkeypatch, FakeLLM([]))
-    monkeypatch.setattr("octavo.cli.profile.machine_peaks", lambda threads: {"dram_GBps": 50.0})
-    assert main(["bench", "latency", "--rounds", "1", "--profile"]) == 0
-    assert "linear" in capsys.readouterr().err
+    assert main(["bench", "latency", "--rounds", "1", "--json"]) == 0
+    assert "profile" not in json.loads(capsys.readouterr().out)
 
 
 def test_the_machine_itself_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:

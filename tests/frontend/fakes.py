@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from octavo.backends.interface import SampledToken, StepBatch, StepOutput
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
+from octavo.engine.phases import PhaseProfile
 from octavo.frontend.detokenizer import byte_level_alphabet
 from octavo.frontend.loading import LoadedModel
 from octavo.frontend.options import EngineOptions
@@ -99,8 +100,11 @@ class ScriptBackend:
     def prompt_logits(self, ids: Sequence[int]) -> Any:
         return [[float(token)] * VOCAB for token in ids]
 
-    def profile(self) -> list[dict[str, Any]]:
-        return [{"op": "script", "calls": self.steps}]
+    def profile(self, step: str | None = None) -> list[dict[str, Any]]:
+        return [{"op": "script", "calls": self.steps, "time_ms": 1.0}]
+
+    def set_profiling(self, on: bool) -> None:
+        self.profiling = on
 
     def close(self) -> None:
         self.closed = True
@@ -142,7 +146,7 @@ def load_fake(script: Script | ScriptBackend, **options: Any) -> LoadedModel:
     )
     loaded = LoadedModel(
         options=chosen,
-        engine=Engine(config, backend),
+        engine=Engine(config, backend, phases=PhaseProfile() if chosen.profile else None),
         loaded_tokenizer=byte_tokenizer(),
         vocab_size=VOCAB,
         max_model_len=backend.max_model_len,

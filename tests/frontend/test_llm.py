@@ -328,3 +328,19 @@ def test_the_profile_needs_to_be_asked_for() -> None:
     llm = make(says("x"), profile=True)
     llm.generate("p", use_tqdm=False)
     assert llm.profile()[0]["op"] == "script"
+
+
+def test_the_profile_of_steps_says_what_each_phase_took() -> None:
+    with pytest.raises(ParameterError, match="profile=True"):
+        make(says("x")).profile_steps()
+    llm = make(says("x"), profile=True)
+    llm.generate(["pp", "q"], use_tqdm=False)
+    prefill, decode = llm.profile_steps()
+    assert (prefill["step"], prefill["steps"], prefill["tokens"], prefill["sequences"]) == ("prefill", 1, 5, 2)
+    assert (decode["step"], decode["steps"], decode["tokens"], decode["sequences"]) == ("decode", 1, 2, 2)
+    for step in (prefill, decode):
+        assert step["phases_ms"]["scheduling"] > 0
+        assert step["phases_ms"]["detokenising"] > 0
+        assert step["phases_ms"]["framing"] == 0
+    llm.reset_profile()
+    assert llm.profile_steps() == []

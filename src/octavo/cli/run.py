@@ -52,7 +52,7 @@ def run(
         typer.Option("--stats/--no-stats", help="Print a line of figures to stderr; default: on a terminal."),
     ] = None,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Print where the time went, per native operation, to stderr.")
+        bool, typer.Option("--profile", help="Print where the time went, by phase and native operation, to stderr.")
     ] = False,
 ) -> None:
     """Answer one question and stop: octavo run "Why is the sky blue?" """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
+import json
 import os
 import signal
 import socket
@@ -97,6 +99,9 @@ def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
     gc.enable()
     channel.send(engine_info(loaded))
     service = EngineService(loaded.engine, lambda request_ids: channel.send(Started(request_ids)))
+    phases = loaded.engine.phases
+    if phases is not None:
+        atexit.register(lambda: print("profile:", json.dumps(loaded.profile_steps()), file=sys.stderr, flush=True))
     while True:
         ready = service.has_work() and channel.backlog < _MOST_BACKLOG
         command = channel.receive(0 if ready else None)
@@ -110,7 +115,10 @@ def _serve(channel: Channel[ToEngine], start: Start, pulse: _Pulse) -> None:
             frame = service.turn()
             pulse.step_began = None
             pulse.steps += 1
+            sending = time.perf_counter()
             channel.send(frame)
+            if phases is not None and frame.stepped:
+                phases.add("framing", time.perf_counter() - sending)
 
 
 if __name__ == "__main__":

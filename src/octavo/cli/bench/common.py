@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,16 +25,19 @@ __all__ = [
     "about_model",
     "form_name",
     "greedy",
+    "measure",
     "prompts",
     "start",
-    "stop",
 ]
 
 Rounds = Annotated[int, typer.Option("--rounds", min=1, help="Rounds to measure, after one that is not counted.")]
 InputLen = Annotated[int, typer.Option("--input-len", min=1, help="Tokens of each prompt (random words).")]
 OutputLen = Annotated[int, typer.Option("--output-len", min=1, help="Tokens generated for each prompt.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole record as JSON.")]
-Profile = Annotated[bool, typer.Option("--profile", help="Print where the time went, per native operation, to stderr.")]
+Profile = Annotated[
+    bool,
+    typer.Option("--profile", help="Print where the time went, by phase and operation, and keep it in the record."),
+]
 
 Prompt = dict[str, list[int]]
 
@@ -58,11 +62,23 @@ def start(
     return llm
 
 
-def stop(llm: LLM, *, profile: bool) -> None:
-    """Print the profile if wanted and free the engine."""
-    if profile:
-        print_profile(llm)
-    llm.close()
+def measure(llm: LLM, rounds: int, one: Callable[[int], dict[str, float]], *, profile: bool) -> dict[str, Any]:
+    """The figures of ``rounds`` rounds after one that is not counted, and their profile if wanted; frees the engine.
+
+    ``one`` runs a round on the seed it is given.
+    """
+    from octavo.benchmarking.record import median_of_rounds
+
+    try:
+        one(0)
+        if profile:
+            llm.reset_profile()
+        figures = median_of_rounds([one(seed) for seed in range(1, rounds + 1)])
+        if profile:
+            figures["profile"] = print_profile(llm)
+    finally:
+        llm.close()
+    return figures
 
 
 def prompts(llm: LLM, count: int, length: int, *, seed: int) -> list[Prompt]:

@@ -34,17 +34,14 @@ def latency(
     profile: common.Profile = False,
 ) -> None:
     """One request at a time: decode_tok_s, ttft_s, itl_ms."""
-    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record
     from octavo.cli.bench.record import emit
 
     llm = common.start(model, quantization, threads, length=input_len + output_len, profile=profile)
-    try:
-        measured = [_round(llm, input_len, output_len, seed) for seed in range(rounds + 1)][1:]
-    finally:
-        common.stop(llm, profile=profile)
+    figures = common.measure(llm, rounds, lambda seed: _round(llm, input_len, output_len, seed), profile=profile)
     record = make_record(
         "latency",
-        median_of_rounds(measured),
+        figures,
         threads=threads,
         **common.about_model(model, quantization),
         input_len=input_len,

@@ -31,17 +31,14 @@ def prefill(
     profile: common.Profile = False,
 ) -> None:
     """One long prompt and one token: prefill_tok_s, prefill_s."""
-    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record
     from octavo.cli.bench.record import emit
 
     llm = common.start(model, quantization, threads, length=input_len + 1, profile=profile)
-    try:
-        measured = [_round(llm, input_len, seed) for seed in range(rounds + 1)][1:]
-    finally:
-        common.stop(llm, profile=profile)
+    figures = common.measure(llm, rounds, lambda seed: _round(llm, input_len, seed), profile=profile)
     record = make_record(
         "prefill",
-        median_of_rounds(measured),
+        figures,
         threads=threads,
         **common.about_model(model, quantization),
         input_len=input_len,

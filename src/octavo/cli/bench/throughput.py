@@ -34,19 +34,18 @@ def throughput(
     profile: common.Profile = False,
 ) -> None:
     """A batch of requests: total_tok_s (prompts and answers), output_tok_s, wall_s."""
-    from octavo.benchmarking.record import make_record, median_of_rounds
+    from octavo.benchmarking.record import make_record
     from octavo.cli.bench.record import emit
 
     llm = common.start(
         model, quantization, threads, length=input_len + output_len, profile=profile, max_num_seqs=max_num_seqs
     )
-    try:
-        measured = [_round(llm, num_prompts, input_len, output_len, seed) for seed in range(rounds + 1)][1:]
-    finally:
-        common.stop(llm, profile=profile)
+    figures = common.measure(
+        llm, rounds, lambda seed: _round(llm, num_prompts, input_len, output_len, seed), profile=profile
+    )
     record = make_record(
         "throughput",
-        median_of_rounds(measured),
+        figures,
         threads=threads,
         **common.about_model(model, quantization),
         num_prompts=num_prompts,
