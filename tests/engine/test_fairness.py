@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from zlib import crc32
 
+import numpy as np
+
 from octavo.engine.core import Engine
+from octavo.engine.fairness import FairQueue
+from octavo.engine.sequence import Group, Sequence
 from octavo.sampling.params import SamplingParams
 from tests.engine.fakes import expected_answer, greedy, make_engine, prompt_of, request, run
 
@@ -139,3 +144,39 @@ def test_tenants_that_came_once_are_forgotten() -> None:
             run(engine, check=False)
     run(engine, check=False)
     assert len(engine.scheduler.waiting._served) < 2500  # type: ignore[attr-defined]
+
+
+def test_the_order_is_that_of_looking_at_every_tenant_each_time() -> None:
+    chance = random.Random(5)
+    queue = FairQueue()
+    waiting: dict[str, Sequence] = {}
+    arrival = 0
+    for _ in range(300):
+        for _ in range(chance.randrange(4)):
+            tenant = f"t{chance.randrange(40)}"
+            group = Group(
+                request(f"r{arrival}", prompt_of(5), greedy(), tenant=tenant), np.arange(5, dtype=np.int32), b"", 0
+            )
+            seq = Sequence(group, 0, (arrival,), 20, 16)
+            queue.add(seq)
+            waiting[seq.request_id] = seq
+            arrival += 1
+        served = queue._served
+        passed = dict.fromkeys(served, 0)
+        left = sorted(waiting.values(), key=lambda seq: seq.rank)
+        expected = []
+        while left and len(expected) < 12:
+            heads = {seq.group.request.tenant: seq for seq in reversed(left)}.values()
+            first = min(heads, key=lambda seq: (served[tenant_of(seq)] + passed[tenant_of(seq)], seq.rank))
+            passed[tenant_of(first)] += first.num_tokens
+            left.remove(first)
+            expected.append(first.request_id)
+        found = list(queue.candidates(12))
+        assert [seq.request_id for seq in found] == expected
+        for seq in found[: chance.randrange(3)]:
+            queue.remove(waiting.pop(seq.request_id))
+            queue.charge(seq, chance.randrange(1, 30))
+
+
+def tenant_of(seq: Sequence) -> str | None:
+    return seq.group.request.tenant
