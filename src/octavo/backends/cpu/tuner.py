@@ -170,16 +170,20 @@ class Tuner:
         return choices, self._whole_steps(contests, chosen, points, bucket, seconds * _PHASES[3])
 
     def _contests(self, bucket: Bucket, points: Sequence[int]) -> dict[LinearShape, _Contest]:
-        """One for every shape whose linears all the first of the rows can reach."""
+        """One for every shape whose linears the first of the rows can reach.
+
+        Those that never have more than the sampled rows go without a turn where others have all rows.
+        """
         linears: dict[LinearShape, list[int]] = defaultdict(list)
         for index, (shape, _, _) in enumerate(self._shapes):
             linears[shape].append(index)
         contests = {}
         for shape, indices in linears.items():
-            most = min(self._shapes[index][2] for index in indices)
+            most = max(self._shapes[index][2] for index in indices)
             rows = tuple(point for point in points if point <= most)
             if rows:
-                contests[shape] = _Contest(indices, rows, self._candidates(indices[0], bucket, rows))
+                linears_of_all = [index for index in indices if self._shapes[index][2] == most]
+                contests[shape] = _Contest(linears_of_all, rows, self._candidates(linears_of_all[0], bucket, rows))
         return contests
 
     def _candidates(self, linear: int, bucket: Bucket, rows: Iterable[int]) -> list[Tile]:
