@@ -40,6 +40,7 @@ def octavo(model: str, settings: dict[str, Any]) -> tuple[Generate, dict[str, An
         outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
+    llm.wait_for_memory()  # the others give their caches memory while they load
     plan = llm.memory_plan
     return generate, {
         "version": __version__,

@@ -155,6 +155,8 @@ void bind_plan(nb::module_& m) {
         .def("begin_head", &Plan::begin_head)
         .def("set_logits", &Plan::set_logits, "logits"_a)
         .def("make_pool", &Plan::make_pool, "blocks"_a, "kv_f32"_a)
+        .def("prefault_pool", &Plan::prefault_pool, "bytes"_a)
+        .def_prop_ro("pool_prefaulted", &Plan::pool_prefaulted)
         .def("copy_blocks",
              [](Plan& p, Matrix<int32_t> pairs) {
                  if (pairs.shape(1) != 2) throw std::invalid_argument("pairs has two columns: source and destination block");

@@ -279,6 +279,12 @@ void Plan::make_pool(int64_t blocks, bool kv_f32) {
     scratch_ = std::make_unique<Region>((size_t)(scratch_bytes_ * pool_.threads()));
 }
 
+void Plan::prefault_pool(int64_t bytes) {
+    require(kv_ && !prefault_, "a pool is prefaulted once, when there is one");
+    require(bytes >= 0, "bytes to prefault: " + std::to_string(bytes));
+    if (bytes > 0) prefault_ = std::make_unique<Prefault>(kv_->data(), (size_t)std::min<int64_t>(bytes, (int64_t)kv_->size()));
+}
+
 void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
     for (int64_t i = 0; i < count; ++i) {
         const int64_t from = pairs[2 * i], to = pairs[2 * i + 1];

@@ -10,6 +10,7 @@
 #include "kernel_table.h"
 #include "memory.h"
 #include "packed_weight.h"
+#include "prefault.h"
 #include "thread_pool.h"
 #include "tiles.h"
 
@@ -64,6 +65,9 @@ class Plan {
     void set_logits(const Activation& logits);
     // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_rope.
     void make_pool(int64_t blocks, bool kv_f32);
+    // Has the first `bytes` of the pool, or all of it, given memory in the background; they are what is written first.
+    void prefault_pool(int64_t bytes);
+    bool pool_prefaulted() const { return !prefault_ || prefault_->done(); }
 
     // One step. Inputs are in the public arrays. Throws std::invalid_argument when an input is out of range.
     // rows: logit rows wanted; with a sampler, row i is sampled as its row i; with logits_out, raw logits are copied there.
@@ -130,6 +134,7 @@ class Plan {
     StepLimits limits_;
     Region arena_;
     std::unique_ptr<Region> kv_;
+    std::unique_ptr<Prefault> prefault_;  // of the pool, so that it ends first
     ThreadPool pool_;
     std::vector<Operation> body_, head_;
     bool in_head_ = false;

@@ -45,6 +45,9 @@ class FakeLLM:
         self.profile_resets = 0
         self.closed = False
 
+    def wait_for_memory(self, timeout: float = 10.0) -> bool:
+        return True
+
     def get_tokenizer(self) -> FakeTokenizer:
         return self._tokenizer
 

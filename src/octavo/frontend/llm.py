@@ -188,6 +188,17 @@ class LLM:
         ("phases_ms") and of each native operation ("operations") so far; needs ``LLM(..., profile=True)``."""
         return self._require_profile().profile_steps()
 
+    def wait_for_memory(self, timeout: float = 10.0) -> bool:
+        """Wait, at most `timeout` seconds, until the KV blocks used first have memory (see `kv_prefault_bytes`).
+
+        For measurements, which should not begin while the system still finds it. False when the time was too short.
+        """
+        backend = self._require().backend
+        end = time.monotonic() + timeout
+        while not backend.prefaulted and time.monotonic() < end:
+            time.sleep(0.01)
+        return bool(backend.prefaulted)
+
     def reset_profile(self) -> None:
         """Start both profiles again from zero."""
         with self._lock:

@@ -167,6 +167,7 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
         tuning = backend.tune(*choices_for(options.tuning, hardware.cpu_model, instruction_set(), threads))
         _log.info("tuning: %s", tuning)
         backend.set_profiling(options.profile)
+        backend.prefault(options.kv_prefault_bytes)
         config = EngineConfig(
             num_blocks=plan.num_blocks,
             max_model_len=plan.max_model_len,

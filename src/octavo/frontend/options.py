@@ -69,6 +69,11 @@ class EngineOptions:
     enable_prefix_caching: bool = _option(True, "reuse the KV cache of equal prompt beginnings")
     memory_utilization: float = _option(0.9, "share of the memory limit (cgroup or machine) octavo may plan with")
     kv_cache_bytes: int | None = _option(None, "size of the KV cache in bytes; default: what memory_utilization gives")
+    kv_prefault_bytes: int | None = _option(
+        None,
+        "bytes of the KV cache that are given memory in idle time after the start, so that no step has to wait for it; "
+        "default: 512 MiB, but a quarter of the cache at the most",
+    )
     num_gpu_blocks_override: int | None = _option(None, "number of KV cache blocks; default: computed")
     scheduling_policy: Literal["fcfs", "priority", "shortest", "fair"] = _option(
         "fcfs", "order of admission: fcfs, priority, shortest or fair (tenants take turns)"
@@ -111,6 +116,8 @@ class EngineOptions:
         _fraction("memory_utilization", self.memory_utilization)
         if self.kv_cache_bytes is not None:
             _integer("kv_cache_bytes", self.kv_cache_bytes, 1, 1 << 62)
+        if self.kv_prefault_bytes is not None:
+            _integer("kv_prefault_bytes", self.kv_prefault_bytes, 0, 1 << 62)
         if self.num_gpu_blocks_override is not None:
             _integer("num_gpu_blocks_override", self.num_gpu_blocks_override, 1, 1 << 31)
         if self.kv_cache_bytes is not None and self.num_gpu_blocks_override is not None:

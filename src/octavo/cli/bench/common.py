@@ -70,6 +70,7 @@ def measure(llm: LLM, rounds: int, one: Callable[[int], dict[str, float]], *, pr
     from octavo.benchmarking.record import median_of_rounds
 
     try:
+        llm.wait_for_memory()
         one(0)
         if profile:
             llm.reset_profile()
