@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from octavo.benchmarking.quality import AS_STORED, RESULTS, no_quality, peer_quality, recorded_quality
+from octavo.benchmarking import quality
+from octavo.benchmarking.quality import AS_STORED, no_quality
 from octavo.benchmarking.record import machine_description, model_sha256
 from octavo.weights.hub import resolve_model
 
@@ -34,6 +35,18 @@ __all__ = [
 ]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+# Of this tree, also where the octavo that runs is an installed one.
+RESULTS = REPOSITORY / "benchmarks" / "results"
+
+
+def recorded_quality(digest: str, form: str | None) -> dict[str, Any]:
+    """The recorded quality of a weight form (None: as stored) of the model with this hash."""
+    return quality.recorded_quality(digest, form, folder=RESULTS)
+
+
+def peer_quality(engine: str, form: str) -> dict[str, Any]:
+    """The recorded quality of a form of another engine."""
+    return quality.peer_quality(engine, form, folder=RESULTS)
 
 
 def provenance(packages: Iterable[str]) -> dict[str, Any]:
