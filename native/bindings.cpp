@@ -49,6 +49,14 @@ nb::object array_view(std::vector<T>& data, std::initializer_list<size_t> shape,
 void bind_weights(nb::module_& m) {
     nb::class_<Region>(m, "Region", "Zeroed anonymous memory on huge pages where the system allows.")
         .def(nb::init<size_t>(), "bytes"_a)
+        .def_static("map_file", &Region::map_file, "path"_a, "bytes"_a, "writable"_a,
+                    "The first bytes of a file, to be read in place or (writable) filled.")
+        .def("flush", &Region::flush, nb::call_guard<nb::gil_scoped_release>(),
+             "Of a file being filled: writes it out and lets go of its memory.")
+        .def_prop_ro("bytes", [](nb::handle_t<Region> h) {
+            auto& region = nb::cast<Region&>(h);
+            return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(region.data(), {region.size()}, h);
+        }, "All of it, to be read.")
         .def_prop_ro("size", &Region::size)
         .def_prop_ro("used", &Region::used);
     nb::enum_<Form>(m, "Form").value("F32", Form::F32).value("BF16", Form::BF16).value("W8", Form::W8).value("W4", Form::W4);
@@ -93,7 +101,8 @@ void bind_weights(nb::module_& m) {
         .def_prop_ro("k", [](const PackedWeight& w) { return w.view().k; })
         .def_prop_ro("k_padded", [](const PackedWeight& w) { return w.view().k_padded; })
         .def_prop_ro("group", [](const PackedWeight& w) { return w.view().group; })
-        .def_prop_ro("nbytes", &PackedWeight::bytes);
+        .def_prop_ro("nbytes", &PackedWeight::bytes)
+        .def_prop_ro("offset", &PackedWeight::offset, "Where it begins in its region.");
 }
 
 void bind_plan(nb::module_& m) {

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "checksum.h"
 #include "stored_rows.h"
 
 namespace nb = nanobind;
@@ -84,6 +85,11 @@ void bind_files(nb::module_& m) {
               nb::gil_scoped_release release;
               pack_stored(all, threads);
           }, "jobs"_a, "threads"_a);
+    m.def("checksum64",
+          [](Vector<uint8_t> bytes) {
+              nb::gil_scoped_release release;
+              return checksum64(bytes.data(), bytes.size());
+          }, "bytes"_a, "A fast 64-bit checksum, to find damage.");
     m.def("read_strings", &read_strings, "bytes"_a, "position"_a, "count"_a, "longest"_a,
           "The strings (each behind its 64-bit length) up to one too long or not UTF-8, and where that begins.");
 }

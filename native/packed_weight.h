@@ -29,6 +29,7 @@ class PackedWeight {
     const WeightView& view() const { return view_; }
     int64_t real_columns() const { return real_columns_; }
     size_t bytes() const { return bytes_; }
+    size_t offset() const { return (size_t)(data_ - region_->data()); }
 
   private:
     uint8_t* at(int64_t column) const { return data_ + column / kPanel * view_.panel_bytes + column % kPanel * 4; }

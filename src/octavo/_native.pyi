@@ -11,6 +11,17 @@ class Region:
     """Zeroed anonymous memory on huge pages where the system allows."""
 
     def __init__(self, bytes: int) -> None: ...
+    @staticmethod
+    def map_file(path: str, bytes: int, writable: bool) -> Region:
+        """The first bytes of a file, to be read in place or (writable) filled."""
+
+    def flush(self) -> None:
+        """Of a file being filled: writes it out and lets go of its memory."""
+
+    @property
+    def bytes(self) -> NDArray[numpy.uint8]:
+        """All of it, to be read."""
+
     @property
     def size(self) -> int: ...
     @property
@@ -68,6 +79,9 @@ class PackedWeight:
     def group(self) -> int: ...
     @property
     def nbytes(self) -> int: ...
+    @property
+    def offset(self) -> int:
+        """Where it begins in its region."""
 
 class PackingJob:
     """
@@ -88,6 +102,9 @@ class PackingJob:
         """
 
 def pack_stored(jobs: Sequence[PackingJob], threads: int) -> None: ...
+def checksum64(bytes: NDArray[numpy.uint8]) -> int:
+    """A fast 64-bit checksum, to find damage."""
+
 def read_strings(bytes: NDArray[numpy.uint8], position: int, count: int, longest: int) -> tuple[list[str], int]:
     """
     The strings (each behind its 64-bit length) up to one too long or not UTF-8, and where that begins.

@@ -15,6 +15,7 @@ from typing import Any
 
 from octavo.benchmarking.quality import no_quality
 from octavo.planning.hardware import probe
+from octavo.weights.built import MANIFEST, is_built
 
 __all__ = ["machine_description", "make_record", "median_of_rounds", "model_sha256", "provenance", "safe_command"]
 
@@ -57,9 +58,13 @@ def provenance(threads: int | None = None) -> dict[str, Any]:
 
 
 def model_sha256(model: Path) -> str:
-    """SHA-256 of a .gguf file, or of a directory's weight files one after another in the order of their names."""
+    """SHA-256 of a .gguf file, or of a directory's weight files one after another in the order of their names.
+
+    Of a built model it is that of its manifest, which has the checksums of all its weights.
+    """
     digest = hashlib.sha256()
-    for file in [model] if model.is_file() else sorted(model.glob("*.safetensors")):
+    files = [model / MANIFEST] if is_built(model) else sorted(model.glob("*.safetensors"))
+    for file in [model] if model.is_file() else files:
         with file.open("rb") as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)

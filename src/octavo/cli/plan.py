@@ -66,10 +66,12 @@ def _what_fits(description: ModelDescription, options: EngineOptions, hardware: 
     from octavo.frontend.description import memory_needs
     from octavo.planning.memory import plan_memory
     from octavo.planning.units import format_bytes
+    from octavo.weights.built import BuiltCheckpoint
 
     chosen_kv = "bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     rows = []
-    for form in (None, "none", "w8", "w8-wide", "w4"):
+    forms = (None,) if isinstance(description.checkpoint, BuiltCheckpoint) else (None, "none", "w8", "w8-wide", "w4")
+    for form in forms:
         for kv in ("bf16", "f32"):
             needs = memory_needs(description, replace(options, quantization=form, kv_cache_dtype=kv))
             name = f"{needs.weights_form}, {kv} KV"

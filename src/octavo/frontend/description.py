@@ -16,6 +16,7 @@ from octavo.models.registry import build_graph, check_weights
 from octavo.models.rewrites import optimize
 from octavo.planning.hardware import Hardware
 from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory, reserve_bytes
+from octavo.weights.built import BuiltCheckpoint, BuiltRows
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.tensors import AffineTensor
 
@@ -37,7 +38,9 @@ class ModelDescription:
         forms: dict[str, None] = {}
         for name in graph.weights():
             tensor = self.checkpoint.tensor(name)
-            if len(tensor.shape) > 1:
+            if isinstance(tensor.reader, BuiltRows):
+                forms[str(tensor.reader.weight.form["form"]).lower()] = None
+            elif len(tensor.shape) > 1:
                 forms[tensor.source if isinstance(tensor, AffineTensor) else tensor.dtype] = None
         return (
             f"{graph.architecture}, {parameters / 1e6:.0f}M parameters, {graph.num_layers} layers, hidden "
@@ -63,7 +66,8 @@ def describe_model(path: str | Path) -> ModelDescription:
     checkpoint = open_checkpoint(path)
     try:
         graph = optimize(build_graph(checkpoint.config))
-        check_weights(graph, checkpoint)
+        if not isinstance(checkpoint, BuiltCheckpoint):  # whose weights were checked when it was built
+            check_weights(graph, checkpoint)
     except BaseException:
         checkpoint.close()
         raise
@@ -76,6 +80,9 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
     if options.max_model_len is not None and options.max_model_len > graph.max_position:
         raise ParameterError("max_model_len", options.max_model_len, f"at most the model's {graph.max_position}")
     chosen, kv_dtype = options.quantization, options.kv_cache_dtype
+    if isinstance(description.checkpoint, BuiltCheckpoint):
+        description.checkpoint.check_quantization(chosen)
+        chosen, alternatives = description.checkpoint.manifest.quantization, False
     sizes = _sizes(description, options, chosen, kv_dtype)
     others = []
     for form in ("w8", "w4") if alternatives else ():

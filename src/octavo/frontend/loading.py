@@ -21,6 +21,7 @@ from octavo.frontend.options import EngineOptions
 from octavo.frontend.tokenizer import Tokenizer, give_back_memory, load_tokenizer
 from octavo.planning.hardware import probe
 from octavo.planning.memory import MemoryPlan
+from octavo.weights.built import TUNING, BuiltCheckpoint
 from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
@@ -164,7 +165,8 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
             meanwhile=load_tokenizer_meanwhile,
         )
         stack.callback(backend.close)
-        tuning = backend.tune(*choices_for(options.tuning, hardware.cpu_model, instruction_set(), threads))
+        own = checkpoint.path / TUNING if isinstance(checkpoint, BuiltCheckpoint) else None
+        tuning = backend.tune(*choices_for(options.tuning, hardware.cpu_model, instruction_set(), threads, own))
         _log.info("tuning: %s", tuning)
         backend.set_profiling(options.profile)
         backend.prefault(options.kv_prefault_bytes)

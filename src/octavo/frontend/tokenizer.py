@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from octavo.errors import ModelError, ParameterError, WeightsError
 from octavo.frontend.detokenizer import DecodeStyle, Pieces
 from octavo.frontend.gguf_vocab import build_gguf_vocabulary, frame_processor
+from octavo.weights.built import is_built
 
 if TYPE_CHECKING:
     from octavo.frontend.chat_template import ChatTemplate
@@ -212,10 +213,10 @@ class Tokenizer:
 
 
 def load_tokenizer(source: Checkpoint | str | Path) -> Tokenizer:
-    """The tokenizer of an opened checkpoint, of a directory with a tokenizer.json, or of a .gguf file."""
+    """The tokenizer of an opened checkpoint, of a directory with a tokenizer.json, of a .gguf file or a built model."""
     if isinstance(source, (str, Path)):
         path = Path(source)
-        if path.is_file() and path.name != "tokenizer.json":
+        if is_built(path) or (path.is_file() and path.name != "tokenizer.json"):
             from octavo.weights.checkpoint import open_checkpoint
 
             checkpoint = open_checkpoint(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from octavo.errors import WeightsError
+from octavo.weights.built import BuiltCheckpoint, is_built
 from octavo.weights.gguf import GgufCheckpoint
 from octavo.weights.safetensors_files import SafetensorsCheckpoint
 from octavo.weights.tensors import Tensor
@@ -34,9 +35,11 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model directory (config.json and safetensors, or a single .gguf inside) or a .gguf file."""
+    """Open a model directory (config.json and safetensors, or a single .gguf inside), a .gguf file or a built model."""
     location = Path(path)
     if location.is_dir():
+        if is_built(location):
+            return BuiltCheckpoint(location)
         if not (location / "config.json").is_file():
             found = sorted(location.glob("*.gguf"))
             if len(found) == 1:

@@ -146,6 +146,10 @@ class GgufCheckpoint:
                 return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(rows)
         return None
 
+    def metadata_alone(self) -> bytes:
+        """A GGUF file with this one's metadata and no tensor."""
+        return self._file.metadata_alone()
+
     def names(self) -> list[str]:
         return list(self._stored)
 

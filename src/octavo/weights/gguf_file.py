@@ -82,7 +82,13 @@ class GgufFile:
             if key in self.metadata:
                 raise WeightsError(f"{path}: metadata key {key[:200]!r} appears twice")
             self.metadata[key] = self._value(self._number(UINT32, f"the type of {key[:200]!r}"), key[:200], 0)
+        self._metadata_end = self._position
         self.tensors = self._tensor_table(tensor_count, self._alignment())
+
+    def metadata_alone(self) -> bytes:
+        """The file without its tensors: a GGUF file of its own."""
+        header = self.file.map[:8] + UINT64.pack(0)
+        return header + self.file.map[len(header) : self._metadata_end]
 
     def _take(self, count: int, what: str) -> bytes:
         start, stop = self._position, self._position + count

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._native import Plan, Sampler, available_levels
+from octavo.backends.cpu.built import attach_weights
 from octavo.backends.cpu.forms import is_lossy
 from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
 from octavo.backends.cpu.operations import OperationProfile
@@ -25,6 +26,7 @@ from octavo.backends.interface import SampledToken, StepBatch, StepOutput, StepT
 from octavo.errors import ConfigError, ParameterError
 from octavo.models.graph import Graph
 from octavo.sampling.rows import SamplerBatch
+from octavo.weights.built import BuiltCheckpoint
 from octavo.weights.tensors import AffineTensor
 
 __all__ = ["CpuBackend", "instruction_set"]
@@ -84,7 +86,10 @@ class CpuBackend:
         threads: int,
         meanwhile: Callable[[], None] | None = None,
     ) -> CpuBackend:
-        """Pack the weights and build the plan of a rewritten graph; `meanwhile` is called while they are packed."""
+        """Pack the weights (or map those of a built model) and build the plan of a rewritten graph.
+
+        `meanwhile` is called while they are packed.
+        """
         shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
         kv_f32 = is_f32_kv(kv_cache_dtype)
         lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
@@ -93,7 +98,10 @@ class CpuBackend:
         elif quantization == "w8-wide":
             _report_narrow(lowered)
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as helper:
-            packing = helper.submit(pack_all, lowered.packings, threads)
+            if isinstance(source, BuiltCheckpoint):
+                packing = helper.submit(attach_weights, lowered.packings, source, threads)
+            else:
+                packing = helper.submit(pack_all, lowered.packings, threads)
             if meanwhile is not None:
                 meanwhile()
             weights = packing.result()

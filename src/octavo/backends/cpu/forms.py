@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
 from octavo._native import Act, Form, PackedWeight
-from octavo.errors import ModelError
+from octavo.errors import ModelError, WeightsError
 from octavo.quantization import quantized_view
 from octavo.quantization.rotation import ROTATION_BLOCK, WIDE_ROTATION_BLOCK, rotated_view
 from octavo.quantization.views import GROUP
+from octavo.weights.built import BuiltRows
 from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
 
 __all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
@@ -60,6 +61,21 @@ class WeightForm:
         """Packed size of a weight of this form, padding included."""
         return int(PackedWeight.bytes_needed(self.form, columns, k, self.group, self.minimum, self.scale_f16))
 
+    def as_record(self) -> dict[str, Any]:
+        """The form as plain values, as the manifest of a built model has it."""
+        return {**asdict(self), "form": self.form.name}
+
+    @classmethod
+    def from_record(cls, rows: BuiltRows) -> WeightForm:
+        """The form that a built model's manifest gives for some rows."""
+        record: dict[str, Any] = dict(rows.weight.form)
+        try:
+            return cls(**{**record, "form": getattr(Form, record["form"])})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise WeightsError(
+                f"{rows.path}: tensor {rows.name!r} is in a form this octavo does not know ({error}); build it again"
+            ) from error
+
     def __str__(self) -> str:
         if not self.affine:
             return "bf16" if self.form == Form.BF16 else "f32"
@@ -85,6 +101,9 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
     """
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"quantization {quantization!r} is not one of {QUANTIZATIONS}")
+    reader = tensors[0].reader
+    if isinstance(reader, BuiltRows):
+        return WeightForm.from_record(reader), list(tensors)
     if quantization == "f32":
         return WeightForm(Form.F32), list(tensors)
     dense = [tensor for tensor in tensors if isinstance(tensor, DenseTensor)]

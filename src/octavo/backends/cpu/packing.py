@@ -17,7 +17,7 @@ from octavo._native import Form, PackedWeight, PackingJob, Region, pack_stored
 from octavo.backends.cpu.forms import WeightForm, affine_rows
 from octavo.weights.tensors import AffineTensor, StoredRows, Tensor
 
-__all__ = ["Packing", "interleaved_columns", "pack_all", "region_bytes", "stacked_columns"]
+__all__ = ["Packing", "fill_all", "interleaved_columns", "pack_all", "region_bytes", "stacked_columns"]
 
 # Weights read at once, in elements: small enough to stay in a core's cache share, large enough to hide Python.
 _ELEMENTS_AT_ONCE = 1 << 20
@@ -112,6 +112,12 @@ def pack_all(packings: Sequence[Packing], threads: int) -> list[PackedWeight]:
     """Make every weight, with so many threads."""
     region = Region(region_bytes(packings))
     weights = [packing.allocate(region) for packing in packings]
+    fill_all(packings, weights, threads)
+    return weights
+
+
+def fill_all(packings: Sequence[Packing], weights: Sequence[PackedWeight], threads: int) -> None:
+    """Fill the weights made for `packings`, with so many threads."""
     native: list[PackingJob] = []
     others: list[tuple[Packing, PackedWeight]] = []
     for packing, weight in zip(packings, weights, strict=True):
@@ -124,4 +130,3 @@ def pack_all(packings: Sequence[Packing], threads: int) -> list[PackedWeight]:
         with ThreadPoolExecutor(threads, thread_name_prefix="octavo-pack") as pool:
             for job in [pool.submit(packing.fill, weight) for packing, weight in others]:
                 job.result()
-    return weights

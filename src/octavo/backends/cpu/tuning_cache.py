@@ -100,15 +100,18 @@ def default_path(cpu: str, isa: str, threads: int) -> Path:
     return cache_root() / "tuning" / f"{name}.json"
 
 
-def choices_for(setting: str | None, cpu: str, isa: str, threads: int) -> tuple[Choices, str]:
+def choices_for(setting: str | None, cpu: str, isa: str, threads: int, own: Path | None = None) -> tuple[Choices, str]:
     """The choices an engine is to use on this machine, and where they are from ("" where there are none).
 
     ``setting``: a file, "off", or None for $OCTAVO_TUNING and without it this machine's own file. A file that was
-    named has to be there; one that cannot be used is left alone with a warning that says why.
+    named has to be there; one that cannot be used is left alone with a warning that says why. ``own``: a file that
+    came with a built model, used where nothing is set, if it was measured on a machine like this one.
     """
     name, value = ("tuning", setting) if setting else ("OCTAVO_TUNING", os.environ.get("OCTAVO_TUNING", ""))
     if value == "off":
         return {}, ""
+    if not value and own is not None and own.is_file() and (choices := _choices_of_built(own, cpu, isa, threads)):
+        return choices, str(own)
     path = Path(value).expanduser() if value else default_path(cpu, isa, threads)
     if not path.is_file():
         if value:
@@ -116,6 +119,16 @@ def choices_for(setting: str | None, cpu: str, isa: str, threads: int) -> tuple[
         return {}, ""
     choices = read_choices(path, this_machine(cpu, isa, threads))
     return choices, str(path) if choices else ""
+
+
+def _choices_of_built(path: Path, cpu: str, isa: str, threads: int) -> Choices:
+    """The choices that came with a built model; none, without a word, when it was tuned for another machine."""
+    try:
+        file = _read(path)
+        return _by_shape(file.entries) if file.machine == this_machine(cpu, isa, threads) else {}
+    except (OSError, _DamagedError) as error:
+        warn_damaged(path, error)
+        return {}
 
 
 def read_choices(path: Path, machine: Machine) -> Choices:
