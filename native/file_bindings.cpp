@@ -36,11 +36,12 @@ struct PackingJob {
 PackingJob make_job(std::shared_ptr<PackedWeight> weight, const std::string& kind, Vector<uint8_t> bytes,
                     std::optional<Vector<int64_t>> order, Vector<int32_t> target, bool mapped) {
     const Stored stored = stored_kind(kind);
-    const int64_t rows = (int64_t)target.shape(0), needed = stored_row_bytes(stored, weight->view().k) * rows;
+    const int64_t rows = (int64_t)target.shape(0), row_bytes = stored_row_bytes(stored, weight->view().k);
+    const int64_t held = order ? (int64_t)bytes.shape(0) / row_bytes : rows, needed = row_bytes * held;
     if ((int64_t)bytes.shape(0) != needed)
         throw std::invalid_argument("there are " + std::to_string(bytes.shape(0)) + " bytes, the rows take " + std::to_string(needed));
     if (order && (int64_t)order->shape(0) != rows) throw std::invalid_argument("order and target differ in length");
-    StoredRows view{weight.get(), stored, bytes.data(), rows, order ? order->data() : nullptr, target.data(), mapped};
+    StoredRows view{weight.get(), stored, bytes.data(), held, rows, order ? order->data() : nullptr, target.data(), mapped};
     return {std::move(weight), std::move(bytes), std::move(order), std::move(target), view};
 }
 
@@ -73,7 +74,7 @@ void bind_files(nb::module_& m) {
                 std::optional<Vector<int64_t>> order, Vector<int32_t> target, bool mapped) {
                  new (job) PackingJob(make_job(std::move(weight), kind, std::move(bytes), std::move(order), std::move(target), mapped));
              }, "weight"_a, "kind"_a, "bytes"_a, "order"_a.none(), "target"_a, "mapped"_a,
-             "kind: a GGUF type. order: the stored row of each row. mapped: pages are let go once read.");
+             "kind: a GGUF type. order: the stored row of each row, of as many as the bytes hold. mapped: pages are let go once read.");
     m.def("pack_stored",
           [](const std::vector<const PackingJob*>& jobs, int threads) {
               if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be 1 to 1024");

@@ -168,8 +168,15 @@ void pack_piece(const Piece& piece, Scratch& scratch) {
     const int64_t bytes = stored_row_bytes(from.kind, from.weight->view().k);
     for (int64_t r = piece.begin; r < piece.end; ++r)
         pack_row(from, from.data + (from.order ? from.order[r] : r) * bytes, from.target[r], scratch);
-    // Rows in another order may still be read by another piece.
-    if (from.mapped && !from.order) let_go(from.data + piece.begin * bytes, from.data + piece.end * bytes);
+    if (!from.mapped) return;
+    int64_t first = piece.begin, last = piece.end;
+    if (from.order) {
+        // Rows in another order: those that lie among these may be wanted by another piece, for which the file brings them back.
+        const auto [least, most] = std::minmax_element(from.order + piece.begin, from.order + piece.end);
+        first = *least, last = *most + 1;
+        if (last - first > 4 * (piece.end - piece.begin)) return;
+    }
+    let_go(from.data + first * bytes, from.data + last * bytes);
 }
 
 void check(const StoredRows& from) {
@@ -181,7 +188,7 @@ void check(const StoredRows& from) {
     if (affine && (w.group != b.group || w.zero != b.zero || (w.minimums != nullptr) != b.minimum))
         throw std::invalid_argument(std::string(b.name) + " has another group, zero point or minimum than the weight");
     for (int64_t r = 0; from.order && r < from.rows; ++r)
-        if (from.order[r] < 0 || from.order[r] >= from.rows) throw std::out_of_range("stored row " + std::to_string(from.order[r]) + " is outside");
+        if (from.order[r] < 0 || from.order[r] >= from.stored) throw std::out_of_range("stored row " + std::to_string(from.order[r]) + " is outside");
 }
 
 }  // namespace
@@ -240,7 +247,7 @@ void pack_stored(const std::vector<StoredRows>& all, int threads) {
     if (failure) std::rethrow_exception(failure);
     // What was left: pages that two pieces or tensors share, and those of reordered rows.
     for (const auto& from : all)
-        if (from.mapped) let_go(from.data, from.data + from.rows * stored_row_bytes(from.kind, from.weight->view().k));
+        if (from.mapped) let_go(from.data, from.data + from.stored * stored_row_bytes(from.kind, from.weight->view().k));
 }
 
 }  // namespace octavo

@@ -14,13 +14,13 @@ Stored stored_kind(const std::string& name);
 // Bytes of a row of k values; throws std::invalid_argument when k is no whole number of blocks.
 int64_t stored_row_bytes(Stored kind, int64_t k);
 
-// The rows of one tensor and where they go. `order` is the stored row of each row, null when they are the same; `target`
-// the packed column of each. `mapped` says that the bytes are a file's: its pages are let go once they have been read.
+// Rows of one tensor and where they go: `rows` of the `stored` ones at `data`. `order` is the stored row of each row, null when they
+// are the same; `target` the packed column of each. `mapped` says that the bytes are a file's: its pages are let go once they have been read.
 struct StoredRows {
     PackedWeight* weight;
     Stored kind;
     const uint8_t* data;
-    int64_t rows;
+    int64_t stored, rows;
     const int64_t* order;
     const int32_t* target;
     bool mapped;

@@ -64,6 +64,7 @@ def assert_equals_transformers(directory: Path) -> None:
     tokens = random_tokens(48, config["vocab_size"])
     expected = transformers_logits(directory, tokens)
     graph = build_graph(config)
+    weights |= {name: view.array(weights[view.source]) for name, view in graph.derived.items()}
     for form in (graph, optimize(graph)):
         logits = reference_logits(form, weights.__getitem__, tokens)
         np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

@@ -90,6 +90,27 @@ def test_dense_rows_are_widened_and_rounded_as_in_python(kind: str, form: Form) 
     np.testing.assert_array_equal(columns_of(native), columns_of(python))
 
 
+@pytest.mark.parametrize("mapped", [False, True])
+def test_some_of_the_stored_rows_are_packed(mapped: bool, tmp_path: Path) -> None:
+    rows, k = 1300, 512
+    raw = blocks("Q4_1", rows, k)
+    if mapped:
+        path = tmp_path / "rows"
+        path.write_bytes(raw.tobytes())
+        with path.open("rb") as file:
+            raw = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+    for order in (
+        np.arange(3, rows, 3),
+        np.arange(rows - 1, 5, -7),
+    ):  # of some, pages are let go before others read them
+        weight, expected = affine("Q4_1", len(order), k), affine("Q4_1", len(order), k)
+        places = np.arange(len(order), dtype=np.int32)
+        pack_stored([PackingJob(weight, "Q4_1", raw, order, places, mapped)] * 2, 3)
+        codes, scales, minimums = unpacked(BLOCK_FORMATS["Q4_1"], raw, rows)
+        expected.pack_affine(places, codes[order], scales[order], None if minimums is None else minimums[order])
+        assert_same(columns_of(weight), columns_of(expected))
+
+
 def test_several_tensors_fill_one_weight() -> None:
     weight = affine("Q4_1", 64, 64)
     parts = [blocks("Q4_1", 32, 64), blocks("Q4_1", 64, 64)[32 * 40 :]]
@@ -133,6 +154,7 @@ def test_rows_that_do_not_fit_the_weight_are_refused() -> None:
         ((weight, "Q4_1", raw[:-1], None, places, False), "1279 bytes, the rows take 1280"),
         ((weight, "Q4_K", raw, None, places, False), "64 values are no whole number of Q4_K blocks"),
         ((weight, "Q4_1", raw, np.arange(31), places, False), "order and target differ"),
+        ((weight, "Q4_1", raw[:-1], np.arange(32), places, False), "1279 bytes, the rows take 1240"),
     ]
     for arguments, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -36,7 +36,7 @@ class ModelDescription:
         graph = self.graph
         parameters = sum(math.prod(shape) for shape in graph.weights().values())
         forms: dict[str, None] = {}
-        for name in graph.weights():
+        for name in graph.sources():
             tensor = self.checkpoint.tensor(name)
             if isinstance(tensor.reader, BuiltRows):
                 forms[str(tensor.reader.weight.form["form"]).lower()] = None

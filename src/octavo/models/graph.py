@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from octavo.errors import ModelError
+from octavo.models.derived import Derived, Rows, check_views
 from octavo.models.rope import Rope
 
 Value = int
@@ -304,6 +305,7 @@ class Graph:
     """The forward pass of one model, from token ids to `output`, the logits [rows, vocab_size].
 
     `duplicates` maps names a checkpoint may hold in vain (the head of a tied model) to the weight they must equal.
+    `derived` are the weights that are views of checkpoint tensors, by the name nodes read them by.
     """
 
     architecture: str
@@ -314,6 +316,7 @@ class Graph:
     num_layers: int
     max_position: int
     duplicates: Mapping[str, str] = field(default_factory=dict)
+    derived: Mapping[str, Derived] = field(default_factory=dict)
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"graph {self.architecture}: {message}")
@@ -355,6 +358,16 @@ class Graph:
                     raise self._error(f"weight {name} is read as {shapes[name]} and as {shape}")
         return shapes
 
+    def sources(self) -> dict[str, Shape]:
+        """Shape of every tensor the checkpoint must hold, by name: the weights, or what they are views of."""
+        shapes: dict[str, Shape] = {}
+        for name, shape in self.weights().items():
+            view = self.derived.get(name)
+            source, stored = (name, shape) if view is None else (view.source, view.shape)
+            if shapes.setdefault(source, stored) != stored:
+                raise self._error(f"tensor {source} is read as {shapes[source]} and as {stored}")
+        return shapes
+
     def tied_weights(self) -> set[str]:
         """Weights that both the embedding and the head read, the only ones allowed two readers."""
         embedded = {node.weight for node in self.nodes if isinstance(node, Embedding)}
@@ -373,7 +386,7 @@ class Graph:
     def check(self) -> None:
         """Refuse a graph that is not well formed; each message names the node, value or weight at fault."""
         widths = self.widths()
-        self.weights()
+        self._check_derived(self.weights())
         if widths.get(self.output) != self.vocab_size:
             raise self._error(f"output %{self.output} has width {widths.get(self.output)}, not {self.vocab_size}")
         self._check_weights_read_once()
@@ -384,6 +397,20 @@ class Graph:
             raise self._error(f"attention layers {layers} are not 0 to {self.num_layers - 1} in order")
         if len({(node.kv_heads, node.head_dim) for node in self.attentions}) > 1:
             raise self._error("layers differ in kv heads or head size")
+
+    def _check_derived(self, weights: Mapping[str, Shape]) -> None:
+        """Views are read, have the shape their nodes want, and together hold every row of their tensor once."""
+        views: dict[str, dict[str, Derived]] = {}
+        for name, view in self.derived.items():
+            if name not in weights:
+                raise self._error(f"nothing reads the derived weight {name}")
+            if view.result != weights[name]:
+                raise self._error(f"weight {name} is read as {weights[name]}, {view} of {view.shape} is {view.result}")
+            if view.source in weights and view.source not in self.derived:
+                raise self._error(f"tensor {view.source} is read both itself and as {name}")
+            views.setdefault(view.source, {})[name] = view
+        for source, parts in views.items():
+            check_views(source, parts)
 
     def _check_weights_read_once(self) -> None:
         tied, seen = self.tied_weights(), set[str]()
@@ -430,6 +457,7 @@ class GraphBuilder:
     hidden_size: int
     nodes: list[Node] = field(default_factory=list)
     _layer: int | None = None
+    derived: dict[str, Derived] = field(default_factory=dict)
 
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
@@ -446,6 +474,24 @@ class GraphBuilder:
     def _emit(self, node: Node) -> Value:
         self.nodes.append(node)
         return node.output
+
+    def derive(
+        self,
+        source: str,
+        label: str,
+        shape: Shape,
+        *,
+        part: int | None = None,
+        transposed: bool = False,
+        rows: Rows | None = None,
+        scale: float = 1.0,
+    ) -> str:
+        """A weight that is a view of the tensor `source` of `shape` (see Derived); gives the name it is read by."""
+        name = f"{source}:{label}"
+        if name in self.derived:
+            raise ModelError(f"graph {self.architecture}: weight {name} is derived twice")
+        self.derived[name] = Derived(source, shape, part, transposed, rows, scale)
+        return name
 
     def embedding(self, weight: str, scale: float = 1.0) -> Value:
         return self._emit(
@@ -551,6 +597,7 @@ class GraphBuilder:
             num_layers=num_layers,
             max_position=max_position,
             duplicates=duplicates or {},
+            derived=dict(self.derived),
         )
         graph.check()
         return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
@@ -22,6 +23,8 @@ from octavo.models.graph import (
     SoftCap,
     Value,
 )
+
+_LAYER = re.compile(r"\.\d+\.")
 
 
 def format_graph(graph: Graph) -> str:
@@ -50,7 +53,15 @@ def format_graph(graph: Graph) -> str:
             lines.append(f"layer {layer}" if last == layer else f"layers {layer} to {last}, each")
         lines.extend(f"  {line}" for line in text)
         position = end
-    return "\n".join(lines)
+    views = dict.fromkeys(
+        f"  {_any_layer(name)} = {view} of {_any_layer(view.source)} {list(view.shape)}"
+        for name, view in graph.derived.items()
+    )
+    return "\n".join([*lines, *(["derived weights", *views] if views else [])])
+
+
+def _any_layer(name: str) -> str:
+    return _LAYER.sub(".*.", name, count=1)
 
 
 def _format_run(layer: int | None, nodes: list[Node], widths: dict[Value, int]) -> list[str]:

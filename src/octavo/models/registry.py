@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -89,7 +90,7 @@ def build_graph(config: Mapping[str, Any]) -> Graph:
 
 def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     """Refuse a checkpoint that lacks a weight, holds one nothing reads, or gives one another shape; all by name."""
-    needed = graph.weights()
+    needed = graph.sources()
     present = list(checkpoint.names())
     problems: list[str] = []
     missing = sorted(set(needed) - set(present))
@@ -102,7 +103,7 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     wrong = [
         f"{name} ({tuple(checkpoint.tensor(name).shape)}, must be {needed[name]})"
         for name in present
-        if name in needed and tuple(checkpoint.tensor(name).shape) != needed[name]
+        if name in needed and not _fits(tuple(checkpoint.tensor(name).shape), needed[name])
     ]
     if wrong:
         problems.append(f"wrong shape {_listed(wrong)}")
@@ -111,6 +112,11 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     for name in present:
         if name in graph.duplicates and name not in needed:
             _check_duplicate(checkpoint, name, graph.duplicates[name])
+
+
+def _fits(shape: Shape, needed: Shape) -> bool:
+    """Whether a tensor has the shape needed; a stack of matrices may be one of all their rows, as quantised are."""
+    return shape == needed or (len(shape) == 2 < len(needed) and shape == (math.prod(needed[:-1]), needed[-1]))
 
 
 def _check_duplicate(checkpoint: CheckpointLike, name: str, original: str) -> None:

@@ -45,9 +45,10 @@ class AffineRows(NamedTuple):
 
 
 class StoredRows(NamedTuple):
-    """All rows of a tensor as the bytes of its file, for native code to read them itself.
+    """The rows of a tensor as bytes of its file, for native code to read them itself.
 
-    ``kind`` is the layout by its GGUF name (BF16, Q4_1, ...), ``order`` the stored row of each row, None for the same.
+    ``kind`` is the layout by its GGUF name (BF16, Q4_1, ...), ``order`` the stored row of each row (there may be more
+    stored than there are rows), None for the same.
     """
 
     kind: str
@@ -57,10 +58,10 @@ class StoredRows(NamedTuple):
 
 @runtime_checkable
 class StoredReader(Protocol):
-    """A reader of rows that a mapped file holds as they are."""
+    """A reader of rows that a mapped file may hold as they are."""
 
-    def stored_rows(self) -> StoredRows:
-        """The rows as bytes; whoever has read them may let go of their pages."""
+    def stored_rows(self) -> StoredRows | None:
+        """The rows as bytes, None when they are not; whoever has read them may let go of their pages."""
 
 
 class DenseReader(Protocol):

@@ -11,6 +11,7 @@ from octavo.backends.cpu.forms import WeightForm, choose_form
 from octavo.backends.cpu.lowering import WeightSource
 from octavo.models import graph as ir
 from octavo.models import reference
+from octavo.models.derived import derived_source
 from octavo.quantization.rotation import rotate_rows
 from octavo.weights.tensors import AffineTensor
 from tests.backends.cpu.tensors import Array
@@ -67,9 +68,11 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
         for name in node.weights
     }
 
+    tensors = derived_source(source, graph.derived)
+
     @cache
     def weight(name: str) -> Array | RoundedWeight:
-        tensor = source.tensor(name)
+        tensor = tensors.tensor(name)
         if quantization == "none" or len(tensor.shape) == 1:
             values = tensor.read_f32()
             return bf16(values) if name in embedded else values  # products round their weights themselves

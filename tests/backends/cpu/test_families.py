@@ -10,6 +10,7 @@ import pytest
 
 from octavo._native import available_levels
 from octavo.backends.cpu import CpuBackend
+from octavo.models.derived import derived_source
 from octavo.models.graph import Graph
 from octavo.models.reference import reference_logits
 from octavo.models.registry import build_graph
@@ -55,8 +56,9 @@ def test_in_f32_logits_equal_numpy(
     monkeypatch.setenv("OCTAVO_ISA", level)
     backend = load(tiny_models[name], "f32", "f32")
     assert backend.plan.level == level
-    tokens, weights = tokens_of(tiny_models[name]), opened(tiny_models[name])
-    expected = reference_logits(graph_of(tiny_models[name]), lambda each: weights.tensor(each).read_f32(), tokens)
+    tokens, graph = tokens_of(tiny_models[name]), graph_of(tiny_models[name])
+    weights = derived_source(opened(tiny_models[name]), graph.derived)
+    expected = reference_logits(graph, lambda each: weights.tensor(each).read_f32(), tokens)
     found = backend.prompt_logits(tokens)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,8 @@ from octavo.backends.cpu.forms import WeightForm, choose_form
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
 from octavo.errors import ModelError
 from octavo.models import graph as ir
+from octavo.models.derived import TensorSource as WeightSource
+from octavo.models.derived import derived_source
 from octavo.models.rope import Rope
 from octavo.weights.tensors import Tensor
 
@@ -34,12 +35,6 @@ _ARITHMETIC = {Act.I8: "int8", Act.BF16: "bf16", Act.F32: "f32"}
 _EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
 # Plain float32 rows; (Act.F32, 32, 0) are rows padded with zeros to a multiple of 32, as products want them.
 _F32: Requirement = (Act.F32, 0, 0)
-
-
-class WeightSource(Protocol):
-    """What lowering needs of a checkpoint."""
-
-    def tensor(self, name: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +112,7 @@ class _Lowering:
         self, graph: ir.Graph, source: WeightSource, quantization: str | None, kv_f32: bool, shape: StepShape
     ) -> None:
         self.graph = graph
-        self.source = source
+        self.source = derived_source(source, graph.derived)
         self.quantization = quantization
         self.shape = shape
         self.result = Lowered(shape, graph.vocab_size, kv_f32)
@@ -430,5 +425,9 @@ def _linear_name(node: ir.Linear) -> str:
     """What the profile calls it: the weights' own short names, the same in every layer."""
     if node.layer is None:
         return "head"
-    short = [name.removesuffix(".weight").rsplit(".", 1)[-1].removesuffix("_proj") for name in node.weights]
+    short = []
+    for name in node.weights:
+        source, _, label = name.partition(":")
+        own = source.removesuffix(".weight").rsplit(".", 1)[-1].removesuffix("_proj")
+        short.append(label if label and len(node.weights) > 1 else own)
     return ", ".join(short)
