@@ -17,7 +17,8 @@ def modules_in_tree() -> dict[str, list[str]]:
     found: dict[str, set[str]] = {}
     for base, suffixes in (("src/octavo", {".py"}), ("native", {".cpp", ".h"})):
         for path in (ROOT / base).rglob("*"):
-            if path.suffix in suffixes and path.stem != "__init__":
+            # Families are listed in docs/models.md, by scripts/models-page.
+            if path.suffix in suffixes and path.stem != "__init__" and path.parent.name != "families":
                 found.setdefault(path.parent.relative_to(ROOT).as_posix(), set()).add(path.stem)
     return {folder: sorted(modules) for folder, modules in sorted(found.items())}
 

@@ -43,11 +43,12 @@ class CheckpointLike(Protocol):
 
 @dataclass(frozen=True)
 class Family:
-    """One module of `octavo.models.families`; its name is the `model_type`."""
+    """A module of `octavo.models.families`; its name is the `model_type`, `summary` its docstring's first line."""
 
     model_type: str
     architectures: tuple[str, ...]
     build: Callable[[ConfigReader], Graph]
+    summary: str
 
 
 @cache
@@ -56,7 +57,8 @@ def supported_families() -> tuple[Family, ...]:
     found = []
     for item in pkgutil.iter_modules(families.__path__):
         module = importlib.import_module(f"{families.__name__}.{item.name}")
-        found.append(Family(item.name, tuple(module.ARCHITECTURES), module.build))
+        summary = (module.__doc__ or item.name).strip().splitlines()[0].removesuffix(".")
+        found.append(Family(item.name, tuple(module.ARCHITECTURES), module.build, summary))
     return tuple(found)
 
 

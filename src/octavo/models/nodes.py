@@ -1,0 +1,296 @@
+"""The graph vocabulary: the operations an architecture is described with.
+
+Every value is a float32 matrix [tokens, width] named by an integer assigned once. Shapes of weights are not stored:
+each node derives them from the widths of its inputs, so they cannot disagree with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from octavo.errors import ModelError
+from octavo.models.rope import Rope
+
+Value = int
+Shape = tuple[int, ...]
+LinearActivation = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul"]
+LINEAR_ACTIVATIONS: tuple[str, ...] = get_args(LinearActivation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """One operation, assigning `output`; `layer` is the decoder layer it belongs to, for printing and splitting."""
+
+    output: Value
+    layer: int | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        """The values read, in a fixed order."""
+        raise NotImplementedError
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        """The width of the output given the widths of the inputs; refuses impossible ones."""
+        raise NotImplementedError
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        """Shapes of the weights read."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Node):
+    """Rows of `weight` [vocab, hidden] picked by the token ids of the step, times `scale`."""
+
+    weight: str
+    vocab_size: int
+    hidden_size: int
+    scale: float = 1.0
+
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return self.hidden_size
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {self.weight: (self.vocab_size, self.hidden_size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RmsNorm(Node):
+    """x / sqrt(mean(x²) + eps) · weight, or · (1 + weight) with `plus_one`."""
+
+    x: Value
+    weight: str
+    eps: float
+    plus_one: bool = False
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {self.weight: (widths[0],)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNorm(Node):
+    """(x - mean) / sqrt(variance + eps) · weight + bias."""
+
+    x: Value
+    weight: str
+    bias: str | None
+    eps: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        names = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        return dict.fromkeys(names, (widths[0],))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Node):
+    """x · Wᵀ + bias for one or several weights [out, in] side by side in the output.
+
+    With an activation there are two weights, gate and up, and the output is act(gate) · up. `residual` is added last.
+    """
+
+    x: Value
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
+    out_features: tuple[int, ...]
+    activation: LinearActivation | None = None
+    residual: Value | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,) if self.residual is None else (self.x, self.residual)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        if not len(self.weights) == len(self.biases) == len(self.out_features) > 0:
+            raise ModelError(f"linear {self.weights}: weights, biases and out_features must be as many and not empty")
+        if self.activation is None:
+            result = sum(self.out_features)
+        else:
+            if self.activation not in LINEAR_ACTIVATIONS:
+                raise ModelError(
+                    f"linear {self.weights}: activation {self.activation!r} is not one of {LINEAR_ACTIVATIONS}"
+                )
+            if len(self.out_features) != 2 or self.out_features[0] != self.out_features[1]:
+                raise ModelError(
+                    f"linear {self.weights}: {self.activation} needs gate and up of one width, not {self.out_features}"
+                )
+            result = self.out_features[0]
+        if self.residual is not None and widths[1] != result:
+            raise ModelError(
+                f"linear {self.weights}: residual of width {widths[1]} added to an output of width {result}"
+            )
+        return result
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {}
+        for weight, bias, out in zip(self.weights, self.biases, self.out_features, strict=True):
+            shapes[weight] = (out, widths[0])
+            if bias is not None:
+                shapes[bias] = (out,)
+        return shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Node):
+    """Causal attention over the cached keys and values of `layer`, appending this step's own first.
+
+    `qkv` is the three values (q, k, v), or one value holding q, k and v side by side. Per head: RMS norm with `q_norm`
+    and `k_norm` [head_dim], then rope, then scores · `scale`. A window of W sees W positions, its own the last.
+    """
+
+    layer: int
+    qkv: tuple[Value, ...]
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    rope: Rope | None
+    q_norm: str | None = None
+    k_norm: str | None = None
+    norm_eps: float = 0.0
+    norm_plus_one: bool = False
+    sliding_window: int | None = None
+    softcap: float | None = None
+
+    def inputs(self) -> tuple[Value, ...]:
+        return self.qkv
+
+    def qkv_widths(self) -> tuple[int, int, int]:
+        """Widths of q, k and v."""
+        return self.q_heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        expected = self.qkv_widths()
+        if widths not in (expected, (sum(expected),)):
+            raise ModelError(f"attention of layer {self.layer}: q, k, v of widths {expected} needed, not {widths}")
+        if self.q_heads % self.kv_heads:
+            raise ModelError(
+                f"attention of layer {self.layer}: {self.q_heads} query heads cannot share {self.kv_heads} kv heads"
+            )
+        if self.rope is not None and (self.rope.dim % 2 or not 0 < self.rope.dim <= self.head_dim):
+            raise ModelError(
+                f"attention of layer {self.layer}: rope over {self.rope.dim} of {self.head_dim} elements of a head"
+            )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ModelError(f"attention of layer {self.layer}: sliding window {self.sliding_window} is below 1")
+        return expected[0]
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {name: (self.head_dim,) for name in (self.q_norm, self.k_norm) if name is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Add(Node):
+    """a + b."""
+
+    a: Value
+    b: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.a, self.b)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiluMul(Node):
+    """silu(gate) · up."""
+
+    gate: Value
+    up: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.gate, self.up)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeluMul(Node):
+    """gelu(gate) · up; `tanh` selects the tanh approximation."""
+
+    gate: Value
+    up: Value
+    tanh: bool
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.gate, self.up)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return _same(self, widths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gelu(Node):
+    """gelu(x); `tanh` selects the tanh approximation."""
+
+    x: Value
+    tanh: bool
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scale(Node):
+    """x · factor."""
+
+    x: Value
+    factor: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftCap(Node):
+    """cap · tanh(x / cap)."""
+
+    x: Value
+    cap: float
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatherSampled(Node):
+    """The rows of x whose logits somebody reads this step."""
+
+    x: Value
+
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return widths[0]
+
+
+def _same(node: Node, widths: tuple[int, ...]) -> int:
+    if len(set(widths)) != 1:
+        raise ModelError(f"{type(node).__name__} of value %{node.output}: operands of different widths {widths}")
+    return widths[0]
