@@ -110,11 +110,12 @@ void bind_plan(nb::module_& m) {
     nb::enum_<Epilogue>(m, "Epilogue")
         .value("Store", Epilogue::Store).value("Add", Epilogue::Add).value("SiluMul", Epilogue::SiluMul)
         .value("GeluMul", Epilogue::GeluMul).value("GeluTanhMul", Epilogue::GeluTanhMul).value("Gelu", Epilogue::Gelu)
-        .value("GeluTanh", Epilogue::GeluTanh).value("Silu", Epilogue::Silu);
+        .value("GeluTanh", Epilogue::GeluTanh).value("Silu", Epilogue::Silu).value("Relu", Epilogue::Relu).value("Relu2", Epilogue::Relu2);
     nb::enum_<Elementwise>(m, "Elementwise")
         .value("Add", Elementwise::Add).value("Scale", Elementwise::Scale).value("Softcap", Elementwise::Softcap)
         .value("SiluMul", Elementwise::SiluMul).value("GeluMul", Elementwise::GeluMul).value("GeluTanhMul", Elementwise::GeluTanhMul)
-        .value("Gelu", Elementwise::Gelu).value("GeluTanh", Elementwise::GeluTanh).value("Silu", Elementwise::Silu);
+        .value("Gelu", Elementwise::Gelu).value("GeluTanh", Elementwise::GeluTanh).value("Silu", Elementwise::Silu)
+        .value("Relu", Elementwise::Relu).value("Relu2", Elementwise::Relu2).value("Clip", Elementwise::Clip);
     nb::class_<Activation>(m, "Activation", "Where a value lies in the arena; offsets in bytes.")
         .def("__init__",
              [](Activation* a, Act form, int64_t width, int64_t data, int group, int64_t scales, int64_t scaled_sums, int64_t sums,
@@ -132,7 +133,7 @@ void bind_plan(nb::module_& m) {
                      throw std::invalid_argument("threads (up to 1024), max_tokens, max_sequences, table_stride, head_rows and vocab must be at least 1");
                  new (plan) Plan(level, threads, StepLimits{max_tokens, max_sequences, table_stride, head_rows, vocab}, arena_bytes);
              }, "level"_a, "threads"_a, "max_tokens"_a, "max_sequences"_a, "table_stride"_a, "head_rows"_a, "vocab"_a, "arena_bytes"_a)
-        .def("add_embed", &Plan::add_embed, "name"_a, "weight"_a, "out"_a, "scale"_a = 1.0f)
+        .def("add_embed", &Plan::add_embed, "name"_a, "weight"_a, "out"_a, "scale"_a = 1.0f, "positions"_a = false, "offset"_a = 0)
         .def("add_norm",
              [](Plan& p, std::string name, const Activation& x, int64_t width, std::optional<Vector<float>> weight,
                 std::optional<Vector<float>> bias, float eps, bool layer, const Activation& out, bool gather) {
@@ -150,13 +151,18 @@ void bind_plan(nb::module_& m) {
              }, "cos"_a, "sin"_a)
         .def("add_rope",
              [](Plan& p, std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
-                int tables, std::optional<Vector<float>> q_norm, std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q) {
+                int tables, std::optional<Vector<float>> q_norm, std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q,
+                bool norm_layer) {
                  p.add_rope(std::move(name), qkv, layer, q_heads, kv_heads, head_dim, rope_dim, tables, floats(q_norm), floats(k_norm),
-                            norm_eps, q);
+                            norm_eps, q, norm_layer);
              }, "name"_a, "qkv"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "rope_dim"_a, "tables"_a, "q_norm"_a.none(),
-             "k_norm"_a.none(), "norm_eps"_a, "q"_a)
-        .def("add_attention", &Plan::add_attention, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
-             "softcap"_a, "window"_a, "out"_a)
+             "k_norm"_a.none(), "norm_eps"_a, "q"_a, "norm_layer"_a = false)
+        .def("add_attention",
+             [](Plan& p, std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale, float softcap,
+                int window, const Activation& out, std::optional<Vector<float>> slopes) {
+                 p.add_attention(std::move(name), q, layer, q_heads, kv_heads, head_dim, scale, softcap, window, out, floats(slopes));
+             }, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
+             "softcap"_a, "window"_a, "out"_a, "slopes"_a.none() = nb::none())
         .def("add_elementwise",
              [](Plan& p, std::string name, Elementwise kind, const Activation& a, std::optional<Activation> b, int64_t width, float scalar,
                 const Activation& out) { p.add_elementwise(std::move(name), kind, a, b ? &*b : nullptr, width, scalar, out); },

@@ -23,7 +23,7 @@ constexpr int kMaxHeadDim = 512;
 
 enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
 enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
-enum class Epilogue : int { Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7 };
+enum class Epilogue : int { Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7, Relu = 8, Relu2 = 9 };
 
 // Whether packed columns are pairs, of which an output column is made.
 constexpr bool halves_columns(Epilogue e) { return e == Epilogue::SiluMul || e == Epilogue::GeluMul || e == Epilogue::GeluTanhMul; }
@@ -79,7 +79,8 @@ struct LinearArgs {
 
 struct EmbedArgs {
     WeightView w;
-    const int32_t* tokens = nullptr;
+    const int32_t* tokens = nullptr;  // or positions
+    int64_t offset = 0;               // added to them
     float* out = nullptr;
     int64_t out_stride = 0;
     float scale = 1.0f;
@@ -105,7 +106,9 @@ struct RopeArgs {
     const float* sin = nullptr;
     const float* q_norm = nullptr;    // [head_dim] or null
     const float* k_norm = nullptr;
+    int q_norm_stride = 0, k_norm_stride = 0;  // from a head's weights to the next one's; 0: all have the same
     float norm_eps = 0.0f;
+    bool norm_layer = false;          // layer norm, else RMS norm
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;   // block * kBlock + offset, per token
     uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim] bf16 or f32
@@ -145,6 +148,7 @@ struct AttentionArgs {
     float scale = 1.0f;
     float softcap = 0.0f;             // 0: none
     int window = 0;                   // 0: none; else a token sees the last `window` tokens, itself included
+    const float* slopes = nullptr;    // ALiBi: of each query head, divided by the scale; or null
     const int32_t* positions = nullptr;      // per token
     const int32_t* block_tables = nullptr;   // [sequences][table_stride]
     int64_t table_stride = 0;

@@ -74,7 +74,7 @@ void bind_files(nb::module_& m) {
                 std::optional<Vector<int64_t>> order, Vector<int32_t> target, bool mapped) {
                  new (job) PackingJob(make_job(std::move(weight), kind, std::move(bytes), std::move(order), std::move(target), mapped));
              }, "weight"_a, "kind"_a, "bytes"_a, "order"_a.none(), "target"_a, "mapped"_a,
-             "kind: a GGUF type. order: the stored row of each row, of as many as the bytes hold. mapped: pages are let go once read.");
+             "kind: a GGUF type. order: the stored row of each (of all that bytes hold). mapped: pages are let go once read.");
     m.def("pack_stored",
           [](const std::vector<const PackingJob*>& jobs, int threads) {
               if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be 1 to 1024");

@@ -10,7 +10,7 @@ namespace octavo {
 // Rows of a linear's tile at the most.
 constexpr int kMaxRowTile = 96;
 
-enum class Elementwise : int { Add = 0, Scale = 1, Softcap = 2, SiluMul = 3, GeluMul = 4, GeluTanhMul = 5, Gelu = 6, GeluTanh = 7, Silu = 8 };
+enum class Elementwise : int { Add = 0, Scale = 1, Softcap = 2, SiluMul = 3, GeluMul = 4, GeluTanhMul = 5, Gelu = 6, GeluTanh = 7, Silu = 8, Relu = 9, Relu2 = 10, Clip = 11 };
 enum class PeakKind : int { F32 = 0, BF16 = 1, I8 = 2 };
 
 struct ElementwiseArgs {
@@ -18,7 +18,7 @@ struct ElementwiseArgs {
     const float* a = nullptr;
     const float* b = nullptr;      // Add and the *Mul kinds
     int64_t a_stride = 0, b_stride = 0, out_stride = 0, width = 0;
-    float scalar = 1.0f;           // Scale: factor; Softcap: cap
+    float scalar = 1.0f;           // Scale: factor; Softcap: cap; Clip: limit of the magnitude
     float* out = nullptr;
 };
 

@@ -96,13 +96,16 @@ void Plan::set_logits(const Activation& logits) {
     add(Kind::Sample, "sample");
 }
 
-void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale) {
+void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale, bool positions,
+                     int64_t offset) {
     require(out.form == Act::F32 && out.width >= weight->view().k, "an embedding writes f32 rows as wide as the weight");
-    require(limits_.vocab <= weight->view().columns, "the embedding has fewer rows than the vocabulary");
+    require(offset >= 0 && offset <= kMaxTokens && (positions || offset == 0), "offset of an embedding: " + std::to_string(offset));
+    const int64_t rows_read = positions ? limits_.table_stride * kBlock + offset : limits_.vocab;
+    require(rows_read <= weight->view().columns, "the embedding has fewer rows than there are tokens or positions");
     require(!in_head_, "an embedding is not part of the head");
     const ActView rows = view(out, limits_.max_tokens);
     auto& op = add(Kind::Embed, std::move(name));
-    op.embed = {weight->view(), tokens.data(), (float*)rows.data, out.width, scale};
+    op.embed = {weight->view(), positions ? positions_.data() : tokens.data(), offset, (float*)rows.data, out.width, scale};
     weights_.push_back(std::move(weight));
 }
 
@@ -163,7 +166,8 @@ int Plan::add_rope_tables(const float* cos, const float* sin, int64_t values) {
 }
 
 void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
-                    const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q) {
+                    const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
+                    bool norm_layer) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
     require(rope_dim >= 0 && rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
@@ -173,8 +177,11 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     require(rope_dim == 0 || (tables >= 0 && tables < (int)rope_tables_.size()), "there are no rope tables " + std::to_string(tables));
     require(rope_dim == 0 || rope_tables_[(size_t)tables].values >= positions * rope_dim / 2,
             "the rope tables are shorter than the block table");
-    require(q_norm.empty() || (int)q_norm.size() == head_dim, "q norm width");
-    require(k_norm.empty() || (int)k_norm.size() == head_dim, "k norm width");
+    auto norm_fits = [&](const std::vector<float>& norm, int heads) {
+        return norm.empty() || (int64_t)norm.size() == head_dim || (int64_t)norm.size() == (int64_t)heads * head_dim;
+    };
+    require(norm_fits(q_norm, q_heads), "q norm width");
+    require(norm_fits(k_norm, kv_heads), "k norm width");
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
     const bool kv_f32 = q.form == Act::F32;
     const int64_t block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (kv_f32 ? 4 : 2);
@@ -192,7 +199,10 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     if (rope_dim > 0) r.cos = rope_tables_[(size_t)tables].cos, r.sin = rope_tables_[(size_t)tables].sin;
     r.q_norm = keep(q_norm);
     r.k_norm = keep(k_norm);
+    r.q_norm_stride = (int64_t)q_norm.size() > head_dim ? head_dim : 0;
+    r.k_norm_stride = (int64_t)k_norm.size() > head_dim ? head_dim : 0;
     r.norm_eps = norm_eps;
+    r.norm_layer = norm_layer;
     r.positions = positions_.data();
     r.slots = slots_.data();
     r.kv_f32 = kv_f32;
@@ -203,7 +213,7 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
 }
 
 void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                         float softcap, int window, const Activation& out) {
+                         float softcap, int window, const Activation& out, const std::vector<float>& slopes) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
             "head shape");
@@ -212,6 +222,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
             "attention writes f32, or another form of heads that are a multiple of 32 wide");
     require(out.form != Act::I8 || head_dim % out.group == 0, "attention writes int8 in groups that lie inside a head");
     require(window >= 0 && softcap >= 0.0f && scale > 0.0f, "a window or soft cap below 0, or a scale not above it");
+    require(slopes.empty() || ((int64_t)slopes.size() == q_heads && softcap == 0.0f), "ALiBi slopes: one for each query head, and no soft cap");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
     require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,
             "attention reads the heads and the form that the rope operations write");
@@ -226,6 +237,10 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.scale = scale;
     a.softcap = softcap;
     a.window = window;
+    // Scores are scaled after the slopes are added to them.
+    std::vector<float> raised = slopes;
+    for (float& slope : raised) slope /= scale;
+    a.slopes = keep(raised);
     a.positions = positions_.data();
     a.block_tables = block_tables.data();
     a.table_stride = limits_.table_stride;
@@ -246,7 +261,7 @@ void Plan::add_elementwise(std::string name, Elementwise kind, const Activation&
     const bool two = kind == Elementwise::Add || kind == Elementwise::SiluMul || kind == Elementwise::GeluMul || kind == Elementwise::GeluTanhMul;
     require(a.form == Act::F32 && out.form == Act::F32 && width >= 1 && width <= a.width && width <= out.width, "elementwise operations are f32");
     require(two == (b != nullptr) && (!b || (b->form == Act::F32 && width <= b->width)), "second operand");
-    require(kind != Elementwise::Softcap || scalar > 0.0f, "soft cap must be positive");
+    require((kind != Elementwise::Softcap && kind != Elementwise::Clip) || scalar > 0.0f, "soft cap and limit must be positive");
     const ActView first = view(a, rows), second = b ? view(*b, rows) : ActView{}, to = view(out, rows);
     auto& op = add(Kind::Elementwise, std::move(name));
     op.elementwise.kind = kind;

@@ -48,7 +48,9 @@ class Plan {
     ~Plan();
 
     // Building. Offsets are checked against the arena; a wrong one throws std::invalid_argument.
-    void add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale);
+    // Rows picked by token ids, or by positions plus `offset`.
+    void add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale, bool positions = false,
+                   int64_t offset = 0);
     void add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
                   const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather);
     void add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
@@ -56,9 +58,10 @@ class Plan {
     // Cosines and sines [positions][rope_dim / 2] that any number of layers can use; gives the number to use them by.
     int add_rope_tables(const float* cos, const float* sin, int64_t values);
     void add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
-                  const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q);
+                  const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
+                  bool norm_layer = false);
     void add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                       float softcap, int window, const Activation& out);
+                       float softcap, int window, const Activation& out, const std::vector<float>& slopes = {});
     void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                          const Activation& out);
     void begin_head();  // the operations that follow work on the rows whose logits are wanted

@@ -365,6 +365,8 @@ OCTAVO_INLINE vf vsilu(vf x) {
     return y / (splat(1.0f) + vexp_bounded(vmin(vmax(-y, splat(-87.0f)), splat(88.0f))));
 }
 
+OCTAVO_INLINE vf vrelu(vf x) { return vmax(vf{}, x); }  // in this order a NaN stays one
+
 // tanh through e^2x, exact enough where it matters (absolute error under 2e-7).
 OCTAVO_INLINE vf vtanh(vf x) {
     vf c = vmin(vmax(x, splat(-15.0f)), splat(15.0f));

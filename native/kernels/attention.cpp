@@ -133,7 +133,7 @@ void value_tile(const uint8_t* probabilities, const Panels& panels, int blocks, 
 // Scores to probabilities relative to the new maximum of each row; the state is rescaled to it.
 // Vectors: of scores to a row, 0 where only `vectors` says. What a row gets does not depend on it: a token not seen adds exact zeros.
 template <bool F32, int Vectors>
-void soften(const AttentionArgs& args, const int32_t* positions, int rows, int base, int blocks, float* scores,
+void soften(const AttentionArgs& args, const int32_t* positions, const int32_t* heads, int rows, int base, int blocks, float* scores,
             uint8_t* probabilities, const State& s, bool fresh) {
     const int vectors = Vectors ? Vectors : blocks * PV;
     const vf factor = splat(args.softcap > 0.0f ? kLog2E : args.scale * kLog2E);
@@ -146,9 +146,14 @@ void soften(const AttentionArgs& args, const int32_t* positions, int rows, int b
         if (args.softcap > 0.0f)
             for (int v = 0; v < vectors; ++v)
                 store(row + v * L, splat(args.softcap) * vtanh(load<vf>(row + v * L) * splat(args.scale) * splat(1.0f / args.softcap)));
+        vi lane;
+        for (int i = 0; i < L; ++i) lane[i] = i;
+        if (args.slopes)
+            for (int v = 0; v < vectors; ++v) {
+                const vf distance = to_float(splat((int32_t)(base + v * L - last)) + lane);  // absolute, so the same in every chunk
+                store(row + v * L, fma(distance, splat(args.slopes[heads[r]]), load<vf>(row + v * L)));
+            }
         if (base + blocks * kBlock - 1 > last || base < first) {
-            vi lane;
-            for (int i = 0; i < L; ++i) lane[i] = i;
             for (int v = 0; v < vectors; ++v) {
                 const vi token = splat((int32_t)(base + v * L)) + lane;
                 const vi seen = (vi)(token <= splat((int32_t)last)) & (vi)(token >= splat((int32_t)first));
@@ -405,8 +410,8 @@ class Work {
             const State some = rows_of(state, at);
             float* from = scores_ + at * kChunk;
             uint8_t* to = probabilities_ + (int64_t)at * kChunk * Kv<F32>::kBytes;
-            if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args_, positions_ + at, count, base, blocks, from, to, some, fresh);
-            else soften<F32, 0>(args_, positions_ + at, count, base, blocks, from, to, some, fresh);
+            if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh);
+            else soften<F32, 0>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh);
         };
         auto score = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
             constexpr int MR = decltype(mr)::value;

@@ -12,6 +12,8 @@ OCTAVO_INLINE vf activate(Epilogue kind, vf x) {
     switch (kind) {
         case Epilogue::SiluMul: case Epilogue::Silu: return vsilu(x);
         case Epilogue::GeluMul: case Epilogue::Gelu: return vgelu(x);
+        case Epilogue::Relu: return vrelu(x);
+        case Epilogue::Relu2: return vrelu(x) * vrelu(x);
         default: return vgelu_tanh(x);
     }
 }

@@ -139,6 +139,22 @@ OCTAVO_INLINE void rms_scale(float* x, int width, const float* weight, float eps
     for (c = 0; c < width; ++c) x[c] = x[c] * r * weight[c];
 }
 
+OCTAVO_INLINE void layer_scale(float* x, int width, const float* weight, float eps) {
+    vf sums = {}, squares = {};
+    int c = 0;
+    for (; c + L <= width; c += L) sums += load<vf>(x + c);
+    float mean = sum_lanes(sums), sum;
+    for (; c < width; ++c) mean += x[c];
+    mean /= (float)width;
+    for (c = 0; c + L <= width; c += L) {
+        const vf d = load<vf>(x + c) - splat(mean);
+        squares = fma(d, d, squares);
+    }
+    for (sum = sum_lanes(squares); c < width; ++c) sum += (x[c] - mean) * (x[c] - mean);
+    const float r = 1.0f / __builtin_sqrtf(sum / (float)width + eps);
+    for (c = 0; c < width; ++c) x[c] = (x[c] - mean) * r * weight[c];
+}
+
 // Stale slots of a block are multiplied with a zero probability, which only a finite value survives: the cache holds none but finite.
 // `lost` says where something else was given.
 OCTAVO_INLINE vf finite(vf x, vi& lost) {
@@ -208,7 +224,7 @@ void store_activations(const ActView& out, int64_t row, int rows, int64_t column
 
 void embed_row(const EmbedArgs& args, int64_t row) {
     const WeightView& w = args.w;
-    const int64_t column = args.tokens[row];
+    const int64_t column = args.tokens[row] + args.offset;
     float* out = args.out + row * args.out_stride;
     const uint8_t* panel = w.data + column / kPanel * w.panel_bytes + column % kPanel * 4;
     switch (w.form) {
@@ -321,10 +337,12 @@ void rope_row(const RopeArgs& args, int64_t row) {
     for (int h = 0; h < total; ++h) {
         const bool is_q = h < args.q_heads;
         const float* norm = is_q ? args.q_norm : args.k_norm;
+        const int own = is_q ? h * args.q_norm_stride : (h - args.q_heads) * args.k_norm_stride;
         const float* x = in + h * dim;
         if (norm) {
             __builtin_memcpy(head, x, (size_t)dim * 4);
-            rms_scale(head, dim, norm, args.norm_eps);
+            if (args.norm_layer) layer_scale(head, dim, norm + own, args.norm_eps);
+            else rms_scale(head, dim, norm + own, args.norm_eps);
             x = head;
         }
         int i = 0;
@@ -403,6 +421,9 @@ void elementwise(const ElementwiseArgs& args, int64_t row) {
             case Elementwise::Gelu: return vgelu(x);
             case Elementwise::GeluTanh: return vgelu_tanh(x);
             case Elementwise::Silu: return vsilu(x);
+            case Elementwise::Relu: return vrelu(x);
+            case Elementwise::Relu2: return vrelu(x) * vrelu(x);
+            case Elementwise::Clip: return vmin(scalar, vmax(-scalar, x));
         }
         return x;
     };

@@ -98,7 +98,7 @@ class PackingJob:
         mapped: bool,
     ) -> None:
         """
-        kind: a GGUF type. order: the stored row of each row. mapped: pages are let go once read.
+        kind: a GGUF type. order: the stored row of each (of all that bytes hold). mapped: pages are let go once read.
         """
 
 def pack_stored(jobs: Sequence[PackingJob], threads: int) -> None: ...
@@ -180,6 +180,10 @@ class Epilogue(enum.Enum):
 
     Silu = 7
 
+    Relu = 8
+
+    Relu2 = 9
+
 class Elementwise(enum.Enum):
     Add = 0
 
@@ -198,6 +202,12 @@ class Elementwise(enum.Enum):
     GeluTanh = 7
 
     Silu = 8
+
+    Relu = 9
+
+    Relu2 = 10
+
+    Clip = 11
 
 class Activation:
     """Where a value lies in the arena; offsets in bytes."""
@@ -244,7 +254,15 @@ class Plan:
         vocab: int,
         arena_bytes: int,
     ) -> None: ...
-    def add_embed(self, name: str, weight: PackedWeight, out: Activation, scale: float = 1.0) -> None: ...
+    def add_embed(
+        self,
+        name: str,
+        weight: PackedWeight,
+        out: Activation,
+        scale: float = 1.0,
+        positions: bool = False,
+        offset: int = 0,
+    ) -> None: ...
     def add_norm(
         self,
         name: str,
@@ -282,6 +300,7 @@ class Plan:
         k_norm: NDArray[numpy.float32] | None,
         norm_eps: float,
         q: Activation,
+        norm_layer: bool = False,
     ) -> None: ...
     def add_attention(
         self,
@@ -295,6 +314,7 @@ class Plan:
         softcap: float,
         window: int,
         out: Activation,
+        slopes: NDArray[numpy.float32] | None = None,
     ) -> None: ...
     def add_elementwise(
         self,

@@ -195,7 +195,7 @@ def test_derived_weights_that_do_not_fit_are_refused() -> None:
         ({"more": Derived("x", (1, 1))}, "nothing reads the derived weight more"),
         ({"head": Derived("embed", (VOCAB, HIDDEN))}, "tensor embed is read both itself and as head"),
         ({"head": Derived("x", (3, 3))}, r"weight head is read as \(20, 32\), all of \(3, 3\) is \(3, 3\)"),
-        ({"head": Derived("x", (3,), part=0)}, r"weight head is read as"),
+        ({"head": Derived("x", (3,), part=0)}, "has no view"),
         ({"head": Derived("x", (3, 3, 3), transposed=True)}, "has no view"),
     ]
     for derived, message in changes:

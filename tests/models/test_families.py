@@ -23,6 +23,30 @@ from tests.models.tiny import (
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
 VARIANTS: dict[str, TinyModel] = {
+    "bloom with residuals behind norms": TinyModel("bloom", {"apply_residual_connection_post_layernorm": True}),
+    "cohere2 with given layer types": TinyModel(
+        "cohere2", {"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"]}
+    ),
+    "falcon 11b": TinyModel(
+        "falcon", {"new_decoder_architecture": True, "num_kv_heads": 4, "num_ln_in_parallel_attn": 1}
+    ),
+    "falcon with its own feed-forward": TinyModel("falcon", {"ffn_hidden_size": 96, "tie_word_embeddings": False}),
+    "gpt2 with scales by layer": TinyModel("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
+    "gpt2 without scales": TinyModel("gpt2", {"scale_attn_weights": False, "activation_function": "relu"}),
+    "gpt_bigcode with all kv heads": TinyModel("gpt_bigcode", {"multi_query": False}),
+    "gpt_neox with sequential residuals": TinyModel("gpt_neox", {"use_parallel_residual": False}),
+    "gpt_neox without attention biases": TinyModel(
+        "gpt_neox", {"attention_bias": False, "rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}
+    ),
+    "mpt without clipping": TinyModel("mpt", {"attn_config": {"softmax_scale": 0.3}}),
+    "opt without biases and final norm": TinyModel(
+        "opt", {"ffn_dim": 96, "enable_bias": False, "_remove_final_layer_norm": True}
+    ),
+    "phi with its head tied": TinyModel("phi", {"tie_word_embeddings": True, "hidden_act": "relu2"}),
+    "stablelm wholly rotated": TinyModel(
+        "stablelm", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0}}
+    ),
+    "starcoder2 without biases": TinyModel("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
     "llama with all biases": TinyModel("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama without grouped heads": TinyModel("llama", {"num_key_value_heads": 4}),
     "llama with one kv head": TinyModel("llama", {"num_key_value_heads": 1}),

@@ -55,7 +55,7 @@ def test_every_weight_is_listed_with_its_shape() -> None:
         (2, {"out_features": (4,)}, r"attention of layer 0: q, k, v of widths \(8, 8, 8\) needed, not \(8, 4, 8\)"),
         (2, {"biases": ()}, "must be as many"),
         (2, {"activation": "silu_mul"}, "needs gate and up of one width"),
-        (2, {"activation": "relu"}, "activation 'relu' is not one of"),
+        (2, {"activation": "mish"}, "activation 'mish' is not one of"),
         (4, {"q_heads": 3}, "widths"),
         (4, {"layer": 1}, r"attention layers \[1\] are not 0 to 0"),
         (4, {"sliding_window": 0}, "sliding window 0"),
@@ -202,7 +202,7 @@ def test_nodes_of_the_whole_vocabulary_print() -> None:
             norm_plus_one=True,
             softcap=30.0,
         )
-        x = builder.add(x, builder.gelu(a, tanh=False))
+        x = builder.add(x, builder.activate(a, "gelu"))
         x = builder.gelu_mul(x, builder.scale(x, 0.5), tanh=True)
         x = builder.rms_norm(x, "post", 1e-6, plus_one=True)
     x = builder.softcap(builder.linear(builder.gather_sampled(x), "head", 20, "head_bias"), 50.0)

@@ -76,7 +76,9 @@ def test_operations_no_family_uses_yet_equal_torch() -> None:
             norm_plus_one=True,
             softcap=2.0,
         )
-        x = builder.gelu_mul(builder.gelu(x, tanh=False), builder.gelu(builder.scale(x, 0.5), tanh=True), tanh=True)
+        x = builder.gelu_mul(
+            builder.activate(x, "gelu"), builder.activate(builder.scale(x, 0.5), "gelu_tanh"), tanh=True
+        )
         x = builder.gelu_mul(x, x, tanh=False)
         x = builder.rms_norm(x, "post", 1e-6, plus_one=True)
     graph = builder.build(builder.softcap(builder.linear(x, "head", 20), 3.0), num_layers=1, max_position=16)

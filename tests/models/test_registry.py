@@ -12,9 +12,9 @@ import pytest
 from octavo.errors import ModelError
 from octavo.models import families
 from octavo.models.graph import Graph
-from octavo.models.registry import build_graph, check_weights, supported_families
+from octavo.models.registry import build_graph, check_weights, fit_names, supported_families
 from octavo.weights.checkpoint import open_checkpoint
-from tests.models.tiny import TINY_MODELS
+from tests.models.tiny import TINY_MODELS, read_config
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -58,7 +58,7 @@ class MemoryTensor:
 
 
 def zeros_for(graph: Graph) -> dict[str, np.ndarray]:
-    return {name: np.zeros(shape, np.float32) for name, shape in graph.weights().items()}
+    return {name: np.zeros(shape, np.float32) for name, shape in graph.sources().items()}
 
 
 @pytest.mark.parametrize("name", TINY_MODELS)
@@ -195,6 +195,73 @@ def test_adding_a_family_takes_one_file() -> None:
     graph = build_graph({**LLAMA, "architectures": ["ToyForCausalLM"], "model_type": "toy"})
     assert graph.architecture == "toy"
     assert "model.layers.1.self_attn.q_proj.bias" in graph.weights()
+
+
+GPT2: dict[str, Any] = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_embd": 32,
+    "n_head": 2,
+    "n_layer": 2,
+    "n_positions": 64,
+    "vocab_size": 300,
+}
+
+
+def test_tensors_are_found_under_the_names_older_checkpoints_have_for_them() -> None:
+    graph = build_graph(GPT2)
+    stored = {name.removeprefix("transformer."): array for name, array in zeros_for(graph).items()}
+    stored |= {f"h.{i}.attn.bias": np.zeros((1, 1, 64, 64), np.float32) for i in range(2)}
+    stored["lm_head.weight"] = stored["wte.weight"]
+    fitted = fit_names(graph, list(stored))
+    check_weights(fitted, MemoryCheckpoint(stored))
+    assert fitted.derived["transformer.h.0.mlp.c_fc.weight:transposed"].source == "h.0.mlp.c_fc.weight"
+    assert fit_names(graph, list(zeros_for(graph))) == graph
+    with pytest.raises(ModelError, match=r"missing .*transformer.h.0"):
+        check_weights(graph, MemoryCheckpoint(stored))
+
+
+def test_weights_may_be_stored_the_other_way_round() -> None:
+    stored = build_graph({**GPT2, "conv1d": False}).sources()
+    assert stored["transformer.h.0.mlp.c_fc.weight"] == (128, 32)
+    assert build_graph(GPT2).sources()["transformer.h.0.mlp.c_fc.weight"] == (32, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("gpt2", {"activation_function": "mish"}, "activation_function = 'mish' is not supported by gpt2: .* gelu_new"),
+        ("gpt2", {"n_embd": 64, "hidden_size": 96}, "n_embd = 64 .* equal to hidden_size = 96"),
+        ("gpt2", {"n_head": 5}, "n_head = 5 .* divisor of the hidden size 96"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention = True"),
+        ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine = False"),
+        ("gpt_neo", {"attention_types": [[["global", "sparse"], 1]]}, "attention_types = .* repeated to 3 layers"),
+        ("gpt_neo", {"attention_types": [[["global"], 10**9]]}, "attention_types = "),
+        ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.2}}, "partial_rotary_factor = 0.2"),
+        ("gptj", {"rotary_dim": 7}, "rotary_dim = 7 .* even"),
+        ("gptj", {"rotary_dim": None}, "rotary_dim is missing"),
+        ("codegen", {"n_head": 2}, "n_head = 2 .* a multiple of 4"),
+        ("falcon 40b", {"parallel_attn": False}, "parallel_attn = False"),
+        ("falcon 40b", {"num_kv_heads": 3}, "num_kv_heads = 3 .* divisor"),
+        ("falcon 40b", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn = 3"),
+        ("falcon rw", {"num_kv_heads": 2}, "num_kv_heads = 2"),
+        ("mpt", {"no_bias": False}, "no_bias = False"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, r"attn_config\.qk_ln = True"),
+        ("mpt", {"attn_config": {"alibi": False}}, r"attn_config\.alibi = False"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale = 'inv_sqrt_d_model'"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm = True"),
+        ("cohere", {"layer_types": ["full_attention"] * 3}, "layer_types = "),
+        ("cohere2", {"layer_types": ["full_attention"]}, "layer_types = .* 3 of sliding_attention or full_attention"),
+        ("starcoder2", {"mlp_type": "gated"}, "mlp_type = 'gated'"),
+        ("stablelm", {"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ("bloom", {"num_attention_heads": 7, "n_head": None}, "num_attention_heads = 7 .* divisor"),
+    ],
+)
+def test_classic_families_refuse_what_they_cannot_honour(
+    name: str, change: dict[str, Any], message: str, tiny_models: dict[str, Path]
+) -> None:
+    with pytest.raises(ModelError, match=message):
+        build_graph({**read_config(tiny_models[name]), **change})
 
 
 def test_missing_unknown_and_misshapen_tensors_are_all_named() -> None:

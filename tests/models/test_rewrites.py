@@ -10,7 +10,14 @@ import pytest
 from octavo.models.graph import Add, Attention, GatherSampled, GeluMul, Graph, GraphBuilder, Linear, SiluMul, Value
 from octavo.models.reference import reference_logits
 from octavo.models.registry import build_graph
-from octavo.models.rewrites import fold_residuals, gather_sampled_rows, merge_gate_up, merge_qkv, optimize
+from octavo.models.rewrites import (
+    fold_activations,
+    fold_residuals,
+    gather_sampled_rows,
+    merge_gate_up,
+    merge_qkv,
+    optimize,
+)
 from tests.models.test_registry import LLAMA
 
 
@@ -194,3 +201,36 @@ def test_graph_that_gathers_already_is_left_alone() -> None:
 def test_layers_stay_in_order() -> None:
     graph = optimize(build_graph({**LLAMA, "num_hidden_layers": 12}))
     assert [node.layer for node in graph.nodes if isinstance(node, Attention)] == list(range(12))
+
+
+def test_an_activation_becomes_that_of_its_product_when_nothing_else_reads_it() -> None:
+    def feed_forward(builder: GraphBuilder, x: Value) -> Value:
+        h = builder.activate(builder.linear(x, "up", 8, "up_bias"), "relu2")
+        read_twice = builder.linear(h, "other", 8)
+        return builder.add(builder.add(x, builder.activate(read_twice, "gelu")), read_twice)
+
+    graph = block(feed_forward)
+    after = fold_activations(graph)
+    activations = {node.weights[0]: node.activation for node in after.nodes if isinstance(node, Linear)}
+    assert (activations["up"], activations["other"]) == ("relu2", None)
+    assert kinds(after, 0).count("Activate") == 1
+    assert_same_logits(graph, optimize(graph))
+
+
+def test_parallel_branches_are_added_by_their_products() -> None:
+    builder = GraphBuilder("parallel", vocab_size=20, hidden_size=8)
+    x = builder.embedding("embed")
+    with builder.layer(0):
+        h = builder.layer_norm(x, "norm", None, 1e-5)
+        attended = builder.attention(
+            builder.linear(h, "qkv", 24), q_heads=2, kv_heads=2, head_dim=4, rope=None, alibi=(0.5, 0.25)
+        )
+        x = builder.add(x, builder.linear(attended, "o", 8))
+        x = builder.add(x, builder.linear(builder.activate(builder.linear(h, "up", 8), "gelu"), "down", 8))
+    graph = builder.build(builder.linear(x, "head", 20), num_layers=1, max_position=16)
+    after = optimize(graph)
+    assert (
+        kinds(after, 0)
+        == ["LayerNorm", "Linear", "Attention", "GatherSampled"] + ["GatherSampled"] * 2 + ["Linear"] * 3
+    )
+    assert_same_logits(graph, after)

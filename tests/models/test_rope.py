@@ -111,3 +111,23 @@ def test_yarn_takes_its_factor_from_the_two_context_lengths() -> None:
 def test_rope_that_cannot_be_honoured_is_refused_by_name_and_value(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         rope_of(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "dim"),
+    [
+        ({}, 32),
+        ({"partial_rotary_factor": 0.5}, 64),
+        ({"partial_rotary_factor": 0.5, "rope_scaling": LINEAR}, 64),
+        ({"rope_parameters": {"partial_rotary_factor": 0.4}}, None),
+        ({"rope_parameters": {"partial_rotary_factor": 0.375, "rope_type": "default"}}, 48),
+        ({"partial_rotary_factor": 1.5}, None),
+    ],
+)
+def test_part_of_a_head_is_rotated_where_the_family_has_that(values: dict[str, Any], dim: int | None) -> None:
+    config = ConfigReader(values, "phi")
+    if dim is None:
+        with pytest.raises(ModelError, match=r"partial_rotary_factor = .* an even part of a head of 128"):
+            read_rope(config, 128, 2048, partial=0.25)
+    else:
+        assert read_rope(config, 128, 2048, partial=0.25).dim == dim

@@ -72,11 +72,28 @@ _LLAMA3_ROPE = {
 # vocabularies that are not a multiple of 16, GQA, tied and untied heads, biases, rope scaling, windows shorter than a
 # sequence, heads wider than hidden / heads, sharded files.
 TINY_MODELS: dict[str, TinyModel] = {
+    "bloom": TinyModel("bloom", {"hidden_size": 96, "num_attention_heads": 6}),
+    "codegen": TinyModel("codegen", {"rotary_dim": 8, "n_inner": 160}),
+    "cohere": TinyModel("cohere", {"attention_bias": True}),
+    "cohere with head norms": TinyModel("cohere", {"use_qk_norm": True}),
+    "cohere2": TinyModel("cohere2", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "falcon 7b": TinyModel("falcon"),
+    "falcon 40b": TinyModel("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon rw": TinyModel("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "gpt2": TinyModel("gpt2", {"hidden_size": 96, "num_attention_heads": 6, "n_inner": 160}),
+    "gpt_bigcode": TinyModel("gpt_bigcode", {"n_inner": 160}),
+    "gpt_neo": TinyModel("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 8}),
+    "gpt_neox": TinyModel("gpt_neox"),
+    "gptj": TinyModel("gptj", {"rotary_dim": 8, "n_inner": 160}),
     "llama": TinyModel("llama", {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16}),
     "llama3": TinyModel(
         "llama", {"hidden_size": 128, "tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, shard_size="100KB"
     ),
     "mistral": TinyModel("mistral", {"hidden_size": 96, "head_dim": 32, "sliding_window": 8}),
+    "mpt": TinyModel("mpt", {"hidden_size": 96, "num_attention_heads": 6, "attn_config": {"clip_qkv": 1.5}}),
+    "opt": TinyModel("opt", {"ffn_dim": 160}),
+    "opt 350m": TinyModel("opt", {"ffn_dim": 160, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
+    "phi": TinyModel("phi"),
     "qwen2": TinyModel(
         "qwen2",
         {
@@ -88,6 +105,9 @@ TINY_MODELS: dict[str, TinyModel] = {
         },
     ),
     "qwen3": TinyModel("qwen3", {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "stablelm": TinyModel("stablelm", {"use_qkv_bias": True}),
+    "stablelm 12b": TinyModel("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "starcoder2": TinyModel("starcoder2", {"sliding_window": 8}),
 }
 
 
@@ -99,7 +119,7 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith("norm.weight") or (name.endswith("weight") and parameter.ndim == 1):
                 parameter.copy_(1 + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
@@ -138,7 +158,9 @@ def write_tokenizer(directory: Path) -> None:
 
 def transformers_logits(directory: Path, token_ids: list[int]) -> NDArray[np.float32]:
     """What transformers computes in float32: logits [tokens, vocab]."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    # Its eager Falcon adds the slopes of ALiBi twice: to the mask, and to the scores.
+    kernels = "sdpa" if read_config(directory).get("alibi") else "eager"
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=kernels)
     with torch.inference_mode():
         return model(torch.tensor([token_ids])).logits[0].numpy()
 
@@ -163,7 +185,7 @@ def random_tokens(count: int, vocab_size: int = VOCAB_SIZE, seed: int = 0) -> li
 
 @cache
 def _make_all(root: Path) -> dict[str, Path]:
-    return {name: make_tiny_model(recipe, root / name) for name, recipe in TINY_MODELS.items()}
+    return {name: make_tiny_model(recipe, root / name.replace(" ", "-")) for name, recipe in TINY_MODELS.items()}
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ class Heads:
     window: int = 0
     softcap: float = 0.0
     scale: float = 0.0
+    slopes: tuple[float, ...] = ()
 
     @property
     def factor(self) -> float:
@@ -40,6 +41,7 @@ class Heads:
 
     def __str__(self) -> str:
         marks = [f"w{self.window}"] * bool(self.window) + [f"cap{self.softcap}"] * bool(self.softcap)
+        marks += ["alibi"] * bool(self.slopes)
         return "-".join([f"{self.q}q{self.kv}kv{self.dim}", *marks])
 
 
@@ -77,9 +79,9 @@ class AttentionBench:
         def add(plan: Plan) -> None:
             shape = (0, heads.q, heads.kv, heads.dim)
             plan.add_rope("rope", self.qkv.activation(), *shape, 0, -1, None, None, 0.0, q.activation())
-            plan.add_attention(
-                "attention", q.activation(), *shape, heads.factor, heads.softcap, heads.window, self.out.activation()
-            )
+            slopes = np.array(heads.slopes, np.float32) if heads.slopes else None
+            caps = (heads.factor, heads.softcap, heads.window)
+            plan.add_attention("attention", q.activation(), *shape, *caps, self.out.activation(), slopes)
             plan.make_pool(blocks, kv_f32)
 
         self.bench.add(add)
@@ -120,6 +122,8 @@ def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
     if heads.softcap:
         scores = np.tanh(scores / heads.softcap) * heads.softcap
     distance = rows[:, None] - np.arange(len(qkv))[None, :]
+    if heads.slopes:
+        scores = scores - np.array(heads.slopes, np.float32)[:, None, None] * distance
     visible = (distance >= 0) & ((distance < heads.window) if heads.window else True)
     scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -97,6 +97,7 @@ def test_norms_do_not_depend_on_the_batch_or_threads(level: str, form: Act) -> N
 
 ATTENTION = [
     Heads(4, 2, 64),
+    Heads(3, 1, 48, slopes=(0.5, 0.06, 0.002)),
     Heads(9, 3, 32, softcap=15.0),
     Heads(5, 1, 48, window=70),
     Heads(2, 2, 16, window=530),

@@ -53,6 +53,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float64])
 def activated(kind: Epilogue, x: Array) -> Array:
     if kind == Epilogue.Silu:
         return x / (1 + np.exp(-x))
+    if kind in (Epilogue.Relu, Epilogue.Relu2):
+        return np.maximum(x, 0) ** (2 if kind == Epilogue.Relu2 else 1)
     if kind == Epilogue.Gelu:
         return x / 2 * (1 + _erf(x / math.sqrt(2)))
     return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
@@ -139,7 +141,8 @@ def test_epilogues_equal_numpy(level: str, shape: Shape, epilogue: Epilogue) -> 
             expected = product
         else:
             expected = activated(epilogue, product)
-            allowed = 1.2 * allowed + 1e-6 * (1 + np.abs(product))
+            slope = 2 * np.abs(product) + 2 * allowed if epilogue == Epilogue.Relu2 else 1.2
+            allowed = slope * allowed + 1e-6 * (1 + np.abs(expected))
         linear = linear_bench(level, weight, rows, features, bias=packed_bias, epilogue=epilogue)
         linear.run(x, residual)
         error = np.abs(linear.out.read(rows) - expected)

@@ -22,6 +22,8 @@ class Case:
     rope: int
     q_norm: bool = False
     k_norm: bool = False
+    layer: bool = False  # layer norms, not RMS norms
+    own: bool = False  # every head has weights of its own
 
 
 CASES = [
@@ -31,6 +33,9 @@ CASES = [
     Case(6, 3, 96, 0, k_norm=True),
     Case(8, 2, 128, 32, q_norm=True, k_norm=True),
     Case(2, 1, 256, 256, q_norm=True),
+    Case(4, 2, 48, 16, q_norm=True, k_norm=True, layer=True, own=True),
+    Case(3, 3, 32, 32, k_norm=True, layer=True),
+    Case(2, 1, 16, 0, q_norm=True, own=True),
 ]
 
 
@@ -48,8 +53,12 @@ def turned(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([a * c - b * s, b * c + a * s, x[..., 2 * half :]], axis=-1)
 
 
-def normed(x: Array, weight: Array | None) -> Array:
-    return x if weight is None else x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * weight
+def normed(x: Array, weight: Array | None, layer: bool) -> Array:
+    """The norm of each head of x [..., heads, dim], by weights of all heads or of each."""
+    if weight is None:
+        return x
+    centred = x - x.mean(axis=-1, keepdims=True) if layer else x
+    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6) * weight.reshape(-1, x.shape[-1])
 
 
 @dataclass
@@ -69,12 +78,15 @@ def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
     q = bench.slot(Act.F32 if kv_f32 else Act.BF16, case.q * case.dim)
     out = bench.slot(Act.F32, case.q * case.dim)
     rng = np.random.default_rng(1)
-    weights = [rng.uniform(0.5, 2, case.dim).astype(np.float32) if on else None for on in (case.q_norm, case.k_norm)]
+    weights = [
+        rng.uniform(0.5, 2, case.dim * (heads if case.own else 1)).astype(np.float32) if on else None
+        for on, heads in ((case.q_norm, case.q), (case.k_norm, case.kv))
+    ]
 
     def add(plan: Plan) -> None:
         cosines = plan.add_rope_tables(*(table.reshape(-1) for table in tables(case.rope))) if case.rope else -1
         shape = (0, case.q, case.kv, case.dim)
-        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation())
+        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation(), case.layer)
         plan.add_attention("attention", q.activation(), *shape, case.dim**-0.5, 0.0, 0, out.activation())
         plan.make_pool(16, kv_f32)
 
@@ -102,8 +114,8 @@ def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv_f32:
     for i in range(2):
         q, k, v = heads.split(x[i].astype(np.float64))
         positions, table = np.arange(70), tables(case.rope)
-        q = turned(normed(q, rope.weights[0]), positions, *table).reshape(70, -1)
-        k = turned(normed(k, rope.weights[1]), positions, *table).reshape(70, -1)
+        q = turned(normed(q, rope.weights[0], case.layer), positions, *table).reshape(70, -1)
+        k = turned(normed(k, rope.weights[1], case.layer), positions, *table).reshape(70, -1)
         if kv_f32:
             np.testing.assert_allclose(queries[i], q, rtol=2e-6, atol=3e-6)
         else:

@@ -219,6 +219,9 @@ def elementwise_reference(kind: Elementwise, a: Array, b: Array, scalar: float) 
         Elementwise.Gelu: gelu,
         Elementwise.GeluTanh: gelu_tanh,
         Elementwise.Silu: silu,
+        Elementwise.Relu: np.maximum(a, 0),
+        Elementwise.Relu2: np.maximum(a, 0) ** 2,
+        Elementwise.Clip: np.clip(a, -scalar, scalar),
     }
     return results[kind]
 
@@ -265,7 +268,17 @@ def test_the_exponential_is_right_to_a_few_units_in_the_last_place(level: str) -
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("kind", [Elementwise.Silu, Elementwise.Gelu, Elementwise.GeluTanh, Elementwise.Softcap])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Elementwise.Silu,
+        Elementwise.Gelu,
+        Elementwise.GeluTanh,
+        Elementwise.Softcap,
+        Elementwise.Clip,
+        Elementwise.Relu,
+    ],
+)
 def test_activations_keep_to_their_limits(level: str, kind: Elementwise) -> None:
     x = np.array([[-np.inf, -3e38, -1000, -89, -88, -0.0, 0, 1e-38, 88, 89, 1000, 3e38, np.nan]], np.float32)
     bench = Bench(level, 1)
@@ -275,7 +288,7 @@ def test_activations_keep_to_their_limits(level: str, kind: Elementwise) -> None
     bench.run()
     y = out.raw[0]
     assert np.isnan(y[12])
-    if kind == Elementwise.Softcap:
+    if kind in (Elementwise.Softcap, Elementwise.Clip):
         np.testing.assert_allclose(y[:3], -50, rtol=1e-6)
         np.testing.assert_allclose(y[10:12], 50, rtol=1e-6)
     else:
@@ -283,6 +296,21 @@ def test_activations_keep_to_their_limits(level: str, kind: Elementwise) -> None
         np.testing.assert_allclose(y[1:5], 0, atol=1e-5 if kind == Elementwise.Gelu else 1e-30)
         np.testing.assert_allclose(y[8:12], x[0, 8:12], rtol=1e-6)
     np.testing.assert_allclose(y[5:8], 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_position_embedding_takes_the_rows_of_positions(level: str) -> None:
+    weight = make_weight(Shape(Form.F32), 40, 32)
+    bench = Bench(level, 9, sequences=2, table_stride=2)
+    out = bench.slot(Act.F32, 32)
+    bench.add(lambda plan: plan.add_embed("positions", weight.packed, out.activation(), 1.0, True, 3))
+    plan = bench.plan
+    plan.starts[:], plan.counts[:] = (5, 28), (6, 3)
+    plan.block_tables[:] = 0
+    plan.tokens[:] = 1
+    plan.run(2, 0)
+    rows = [*range(5 + 3, 11 + 3), *range(28 + 3, 31 + 3)]
+    np.testing.assert_array_equal(out.raw, weight.values[rows])
 
 
 def test_forms_cover_what_kernels_have() -> None:

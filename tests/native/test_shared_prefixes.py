@@ -15,6 +15,7 @@ SHAPES = [
     Heads(2, 2, 48, window=70),
     Heads(6, 1, 16, window=640),
     Heads(50, 1, 16),
+    Heads(4, 2, 32, slopes=(0.3, 0.1, 0.02, 0.001)),
 ]
 # For each sequence the names and lengths of what it has in common with others, its own tokens, those of the last step.
 Tree = list[tuple[list[tuple[str, int]], int, int]]

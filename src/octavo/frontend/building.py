@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from safetensors.numpy import save_file
 
 from octavo.backends.cpu.built import LAYOUT, write_weights
@@ -36,7 +35,6 @@ from octavo.weights.built import (
 )
 from octavo.weights.gguf import GgufCheckpoint
 from octavo.weights.hub import TOKENIZER_FILES
-from octavo.weights.tensors import Tensor
 
 __all__ = ["BuildResult", "build_model"]
 
@@ -52,19 +50,6 @@ class BuildResult:
     path: Path
     total_bytes: int
     forms: dict[str, int]
-
-
-class _ReadTensors:
-    """A source of weights that remembers which were asked for."""
-
-    def __init__(self, source: Any) -> None:
-        self._source = source
-        self.names: dict[str, None] = {}
-
-    def tensor(self, name: str) -> Tensor:
-        self.names[name] = None
-        tensor: Tensor = self._source.tensor(name)
-        return tensor
 
 
 def build_model(
@@ -125,10 +110,9 @@ def _write(
 ) -> Lowered:
     """Write everything but the tuning."""
     checkpoint, workers = description.checkpoint, threads or probe().default_threads
-    source = _ReadTensors(checkpoint)
     # Packed weights do not depend on the size of steps or the type of the KV cache.
     lowered = lower(
-        description.graph, source, quantization=quantization, kv_f32=False, shape=step_shape(64, 1, BLOCK_SIZE)
+        description.graph, checkpoint, quantization=quantization, kv_f32=False, shape=step_shape(64, 1, BLOCK_SIZE)
     )
     needed = sum(packing.nbytes for packing in lowered.packings)
     if needed > shutil.disk_usage(work).free:
@@ -136,15 +120,7 @@ def _write(
             f"{work.parent}: {format_bytes(needed)} are needed, {format_bytes(shutil.disk_usage(work).free)} are free"
         )
     weights = write_weights(lowered.packings, work / WEIGHTS, workers, lambda done, total: progress(name, done, total))
-    packed = {tensor for weight in weights for tensor in weight.names}
-    save_file(
-        {
-            tensor: np.ascontiguousarray(source.tensor(tensor).read_f32(), np.float32)
-            for tensor in list(source.names)
-            if tensor not in packed
-        },
-        work / VECTORS,
-    )
+    save_file(lowered.vectors, work / VECTORS)
     (work / VECTORS).chmod(0o644)
     _write_json(work / "config.json", checkpoint.config)
     if checkpoint.generation_config:

@@ -11,8 +11,9 @@ from typing import Self
 from octavo.backends.cpu import CpuSizes, cpu_sizes
 from octavo.errors import CapacityError, ParameterError
 from octavo.frontend.options import EngineOptions
+from octavo.models.derived import derived_source
 from octavo.models.graph import Graph
-from octavo.models.registry import build_graph, check_weights
+from octavo.models.registry import build_graph, check_weights, fit_names
 from octavo.models.rewrites import optimize
 from octavo.planning.hardware import Hardware
 from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory, reserve_bytes
@@ -36,8 +37,9 @@ class ModelDescription:
         graph = self.graph
         parameters = sum(math.prod(shape) for shape in graph.weights().values())
         forms: dict[str, None] = {}
-        for name in graph.sources():
-            tensor = self.checkpoint.tensor(name)
+        source = derived_source(self.checkpoint, graph.derived)
+        for name in graph.weights():
+            tensor = source.tensor(name)
             if isinstance(tensor.reader, BuiltRows):
                 forms[str(tensor.reader.weight.form["form"]).lower()] = None
             elif len(tensor.shape) > 1:
@@ -65,7 +67,7 @@ def describe_model(path: str | Path) -> ModelDescription:
     """Open a model directory or file and check that octavo can run it."""
     checkpoint = open_checkpoint(path)
     try:
-        graph = optimize(build_graph(checkpoint.config))
+        graph = fit_names(optimize(build_graph(checkpoint.config)), checkpoint.names())
         if not isinstance(checkpoint, BuiltCheckpoint):  # whose weights were checked when it was built
             check_weights(graph, checkpoint)
     except BaseException:

@@ -6,28 +6,59 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from octavo.errors import ModelError
+from octavo.models.nodes import Activation
 from octavo.models.rope import ROPE_KINDS, Rope, RopeKind, yarn_attention_factor
 
 # Far above any model, low enough that a hostile file cannot ask for a graph that exhausts memory.
 LARGEST_SIZE = 1 << 24
 MOST_LAYERS = 4096
+_ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_fast": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
 
 
 class ConfigReader:
     """A configuration in Hugging Face's naming; null counts as absent, as it does there."""
 
-    def __init__(self, values: Mapping[str, Any], family: str, prefix: str = "") -> None:
+    def __init__(
+        self, values: Mapping[str, Any], family: str, prefix: str = "", given: Mapping[str, str] | None = None
+    ) -> None:
         self.values = values
         self.family = family
         self._prefix = prefix
+        self._given = given or {}  # the names of the file for what is known by another here
+
+    def aliased(self, **names: str | tuple[str, ...]) -> ConfigReader:
+        """The same configuration, a field also by the name(s) its family gives it; two values for one are refused."""
+        values, given = dict(self.values), dict(self._given)
+        for name, others in names.items():
+            for other in (others,) if isinstance(others, str) else others:
+                value = self.values.get(other)
+                if value is None:
+                    continue
+                if values.get(name) not in (None, value):
+                    raise self.refusal(other, f"equal to {given.get(name, name)} = {values[name]!r}")
+                if values.get(name) is None:
+                    values[name], given[name] = value, other
+        return ConfigReader(values, self.family, self._prefix, given)
+
+    def _name(self, name: str) -> str:
+        return self._prefix + self._given.get(name, name)
 
     def refusal(self, name: str, limit: str) -> ModelError:
         """The error for a value that cannot be honoured."""
         shown = repr(self.values.get(name))
         shown = shown if len(shown) <= 120 else shown[:117] + "..."
-        return ModelError(
-            f"config: {self._prefix}{name} = {shown} is not supported by {self.family}: it must be {limit}"
-        )
+        return ModelError(f"config: {self._name(name)} = {shown} is not supported by {self.family}: it must be {limit}")
 
     def has(self, name: str) -> bool:
         """Whether the field is given (and not null)."""
@@ -38,7 +69,7 @@ class ConfigReader:
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise ModelError(f"config: {self._prefix}{name} is missing, {self.family} needs it")
+                raise ModelError(f"config: {self._name(name)} is missing, {self.family} needs it")
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.refusal(name, f"a whole number from {least} to {most}")
@@ -49,7 +80,7 @@ class ConfigReader:
         value = self.values.get(name)
         if value is None:
             if default is None:
-                raise ModelError(f"config: {self._prefix}{name} is missing, {self.family} needs it")
+                raise ModelError(f"config: {self._name(name)} is missing, {self.family} needs it")
             return default
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e30:
             raise self.refusal(name, "a positive number")
@@ -63,6 +94,15 @@ class ConfigReader:
         if not isinstance(value, bool):
             raise self.refusal(name, "true or false")
         return value
+
+    def activation(self, name: str, default: str | None = None) -> Activation:
+        """An activation function by transformers' name for it; needed unless there is a default."""
+        value = self.values.get(name, default)
+        if value is None:
+            raise ModelError(f"config: {self._name(name)} is missing, {self.family} needs it")
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
+            raise self.refusal(name, f"one of {', '.join(sorted(_ACTIVATIONS))}")
+        return _ACTIVATIONS[value]
 
     def mapping(self, name: str) -> ConfigReader:
         """A nested object, empty when absent."""
@@ -108,16 +148,27 @@ _ROPE_FIELDS: dict[str, frozenset[str]] = {
 }
 
 
-def read_rope(config: ConfigReader, dim: int, max_position: int) -> Rope:
-    """The rotary embedding, from `rope_parameters` or from the older `rope_scaling` beside `rope_theta`."""
-    config.require("partial_rotary_factor", {1.0})
+def read_rope(config: ConfigReader, head_dim: int, max_position: int, *, partial: float | None = None) -> Rope:
+    """The rotary embedding, from `rope_parameters` or from the older `rope_scaling` beside `rope_theta`.
+
+    `partial` is the default of partial_rotary_factor, the part of a head that is rotated, in families that have it;
+    others refuse any but 1.
+    """
     scaling = config.mapping("rope_scaling" if config.has("rope_scaling") else "rope_parameters")
     theta = scaling.number("rope_theta", config.number("rope_theta", 10000.0))
     kind_field = "rope_type" if scaling.has("rope_type") else "type"
     scaling.require(kind_field, ROPE_KINDS)
     kind: RopeKind = scaling.values.get(kind_field) or "default"
     scaling.only({"rope_type", "type", "rope_theta", "partial_rotary_factor"} | _ROPE_FIELDS[kind])
-    scaling.require("partial_rotary_factor", {1.0})
+    dim = head_dim
+    if partial is None:
+        config.require("partial_rotary_factor", {1.0})
+        scaling.require("partial_rotary_factor", {1.0})
+    else:
+        place = scaling if scaling.has("partial_rotary_factor") else config
+        dim = int(head_dim * place.number("partial_rotary_factor", partial))
+        if not 0 < dim <= head_dim or dim % 2:
+            raise place.refusal("partial_rotary_factor", f"such that an even part of a head of {head_dim} is rotated")
     if kind == "default":
         return Rope(kind, theta, dim)
     if kind == "linear":

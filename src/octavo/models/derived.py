@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelError
+from octavo.weights.built import BuiltCheckpoint
 from octavo.weights.row_views import RowOrder, matrix_of_stack, picked_view, scaled_view, transposed_view
 from octavo.weights.tensors import Tensor
 
@@ -118,7 +119,7 @@ def check_views(source: str, views: Mapping[str, Derived]) -> None:
     for name, view in views.items():
         if (view.shape, view.transposed, view.part is None) != (first.shape, first.transposed, first.part is None):
             raise ModelError(f"weight {name}: {source} is viewed in two ways ({view}; {first})")
-        np.add.at(uses[view.part or 0], slice(None) if view.rows is None else view.rows.order(whole[0]), 1)
+        np.add.at(uses[view.part or 0], (view.rows or Rows(range(whole[0]))).order(whole[0]), 1)
     wrong = np.argwhere(uses != 1)
     if wrong.size:
         part, row = (int(index) for index in wrong[0])
@@ -151,5 +152,5 @@ class _DerivedSource:
 
 
 def derived_source(source: TensorSource, derived: Mapping[str, Derived]) -> TensorSource:
-    """The source with the derived weights of a graph among its tensors."""
-    return _DerivedSource(source, derived) if derived else source
+    """The source with the derived weights of a graph among its tensors; a built model holds them as such."""
+    return source if not derived or isinstance(source, BuiltCheckpoint) else _DerivedSource(source, derived)

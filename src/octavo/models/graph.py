@@ -10,17 +10,20 @@ from dataclasses import dataclass, field
 from octavo.errors import ModelError
 from octavo.models.derived import Derived, Rows, check_views
 from octavo.models.nodes import (
-    LINEAR_ACTIVATIONS,
+    ACTIVATIONS,
+    GATE_ACTIVATIONS,
+    Activate,
+    Activation,
     Add,
     Attention,
     Embedding,
+    GateActivation,
     GatherSampled,
-    Gelu,
     GeluMul,
     LayerNorm,
     Linear,
-    LinearActivation,
     Node,
+    PositionEmbedding,
     RmsNorm,
     Scale,
     Shape,
@@ -31,19 +34,22 @@ from octavo.models.nodes import (
 from octavo.models.rope import Rope
 
 __all__ = [
-    "LINEAR_ACTIVATIONS",
+    "ACTIVATIONS",
+    "GATE_ACTIVATIONS",
+    "Activate",
+    "Activation",
     "Add",
     "Attention",
     "Embedding",
+    "GateActivation",
     "GatherSampled",
-    "Gelu",
     "GeluMul",
     "Graph",
     "GraphBuilder",
     "LayerNorm",
     "Linear",
-    "LinearActivation",
     "Node",
+    "PositionEmbedding",
     "RmsNorm",
     "Scale",
     "Shape",
@@ -58,7 +64,9 @@ class Graph:
     """The forward pass of one model, from token ids to `output`, the logits [rows, vocab_size]; nodes in running order.
 
     `duplicates` maps names a checkpoint may hold in vain (the head of a tied model) to the weight they must equal.
-    `derived` are the weights that are views of checkpoint tensors, by the name nodes read them by.
+    `derived` are the weights that are views of checkpoint tensors, by the name nodes read them by. `renames` are pairs
+    of beginnings of tensor names: what begins with the first may be stored with the second. `buffers` is a regular
+    expression of the names of tensors that follow from the configuration, and that old checkpoints store all the same.
     """
 
     architecture: str
@@ -70,6 +78,8 @@ class Graph:
     max_position: int
     duplicates: Mapping[str, str] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)
+    renames: tuple[tuple[str, str], ...] = ()
+    buffers: str | None = None
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"graph {self.architecture}: {message}")
@@ -246,14 +256,21 @@ class GraphBuilder:
         self.derived[name] = Derived(source, shape, part, transposed, rows, scale)
         return name
 
-    def embedding(self, weight: str, scale: float = 1.0) -> Value:
+    def embedding(self, weight: str, scale: float = 1.0, width: int | None = None) -> Value:
         return self._emit(
             Embedding(
                 output=self._next(),
                 weight=weight,
                 vocab_size=self.vocab_size,
-                hidden_size=self.hidden_size,
+                hidden_size=self.hidden_size if width is None else width,
                 scale=scale,
+            )
+        )
+
+    def position_embedding(self, weight: str, positions: int, offset: int = 0) -> Value:
+        return self._emit(
+            PositionEmbedding(
+                output=self._next(), weight=weight, positions=positions, features=self.hidden_size, offset=offset
             )
         )
 
@@ -279,21 +296,21 @@ class GraphBuilder:
 
     def attention(
         self,
-        q: Value,
-        k: Value,
-        v: Value,
-        *,
+        *qkv: Value,
         q_heads: int,
         kv_heads: int,
         head_dim: int,
         rope: Rope | None,
         scale: float | None = None,
-        q_norm: str | None = None,
-        k_norm: str | None = None,
+        q_norm: str | tuple[str, ...] | None = None,
+        k_norm: str | tuple[str, ...] | None = None,
         norm_eps: float = 0.0,
         norm_plus_one: bool = False,
+        norm_layer: bool = False,
         sliding_window: int | None = None,
         softcap: float | None = None,
+        alibi: tuple[float, ...] | None = None,
+        clip: float | None = None,
     ) -> Value:
         if self._layer is None:
             raise ModelError(f"graph {self.architecture}: attention outside a layer")
@@ -301,7 +318,7 @@ class GraphBuilder:
             Attention(
                 output=self._next(),
                 layer=self._layer,
-                qkv=(q, k, v),
+                qkv=qkv,
                 q_heads=q_heads,
                 kv_heads=kv_heads,
                 head_dim=head_dim,
@@ -311,8 +328,11 @@ class GraphBuilder:
                 k_norm=k_norm,
                 norm_eps=norm_eps,
                 norm_plus_one=norm_plus_one,
+                norm_layer=norm_layer,
                 sliding_window=sliding_window,
                 softcap=softcap,
+                alibi=alibi,
+                clip=clip,
             )
         )
 
@@ -325,8 +345,8 @@ class GraphBuilder:
     def gelu_mul(self, gate: Value, up: Value, *, tanh: bool) -> Value:
         return self._emit(GeluMul(output=self._next(), layer=self._layer, gate=gate, up=up, tanh=tanh))
 
-    def gelu(self, x: Value, *, tanh: bool) -> Value:
-        return self._emit(Gelu(output=self._next(), layer=self._layer, x=x, tanh=tanh))
+    def activate(self, x: Value, activation: Activation) -> Value:
+        return self._emit(Activate(output=self._next(), layer=self._layer, x=x, activation=activation))
 
     def scale(self, x: Value, factor: float) -> Value:
         return self._emit(Scale(output=self._next(), layer=self._layer, x=x, factor=factor))
@@ -338,7 +358,14 @@ class GraphBuilder:
         return self._emit(GatherSampled(output=self._next(), layer=self._layer, x=x))
 
     def build(
-        self, output: Value, *, num_layers: int, max_position: int, duplicates: Mapping[str, str] | None = None
+        self,
+        output: Value,
+        *,
+        num_layers: int,
+        max_position: int,
+        duplicates: Mapping[str, str] | None = None,
+        renames: tuple[tuple[str, str], ...] = (),
+        buffers: str | None = None,
     ) -> Graph:
         """The finished graph, checked."""
         graph = Graph(
@@ -351,6 +378,8 @@ class GraphBuilder:
             max_position=max_position,
             duplicates=duplicates or {},
             derived=dict(self.derived),
+            renames=renames,
+            buffers=buffers,
         )
         graph.check()
         return graph

@@ -14,8 +14,10 @@ from octavo.models.rope import Rope
 
 Value = int
 Shape = tuple[int, ...]
-LinearActivation = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul"]
-LINEAR_ACTIVATIONS: tuple[str, ...] = get_args(LinearActivation)
+Activation = Literal["gelu", "gelu_tanh", "silu", "relu", "relu2"]
+GateActivation = Literal["silu_mul", "gelu_mul", "gelu_tanh_mul"]
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+GATE_ACTIVATIONS: tuple[str, ...] = get_args(GateActivation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,25 @@ class Embedding(Node):
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
         return {self.weight: (self.vocab_size, self.hidden_size)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionEmbedding(Node):
+    """Rows of `weight` [positions, width] picked by the position of each token plus `offset`."""
+
+    weight: str
+    positions: int
+    features: int
+    offset: int = 0
+
+    def inputs(self) -> tuple[Value, ...]:
+        return ()
+
+    def width(self, widths: tuple[int, ...]) -> int:
+        return self.features
+
+    def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
+        return {self.weight: (self.positions, self.features)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +119,23 @@ class LayerNorm(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Node):
-    """x · Wᵀ + bias for one or several weights [out, in] side by side in the output.
+    """x · Wᵀ + bias for one or several weights [out, in] side by side in the output, and an activation of it.
 
-    With an activation there are two weights, gate and up, and the output is act(gate) · up. `residual` is added last.
+    With the activation of a gate there are two weights, gate and up, and the output is act(gate) · up. `residual` is
+    added last.
     """
 
     x: Value
     weights: tuple[str, ...]
     biases: tuple[str | None, ...]
     out_features: tuple[int, ...]
-    activation: LinearActivation | None = None
+    activation: Activation | GateActivation | None = None
     residual: Value | None = None
+
+    @property
+    def gated(self) -> bool:
+        """Whether the weights are a gate and what it is multiplied with."""
+        return self.activation in GATE_ACTIVATIONS
 
     def inputs(self) -> tuple[Value, ...]:
         return (self.x,) if self.residual is None else (self.x, self.residual)
@@ -116,13 +143,14 @@ class Linear(Node):
     def width(self, widths: tuple[int, ...]) -> int:
         if not len(self.weights) == len(self.biases) == len(self.out_features) > 0:
             raise ModelError(f"linear {self.weights}: weights, biases and out_features must be as many and not empty")
-        if self.activation is None:
+        if self.activation not in (None, *ACTIVATIONS, *GATE_ACTIVATIONS):
+            raise ModelError(
+                f"linear {self.weights}: activation {self.activation!r} is not one of "
+                f"{(*ACTIVATIONS, *GATE_ACTIVATIONS)}"
+            )
+        if not self.gated:
             result = sum(self.out_features)
         else:
-            if self.activation not in LINEAR_ACTIVATIONS:
-                raise ModelError(
-                    f"linear {self.weights}: activation {self.activation!r} is not one of {LINEAR_ACTIVATIONS}"
-                )
             if len(self.out_features) != 2 or self.out_features[0] != self.out_features[1]:
                 raise ModelError(
                     f"linear {self.weights}: {self.activation} needs gate and up of one width, not {self.out_features}"
@@ -147,8 +175,10 @@ class Linear(Node):
 class Attention(Node):
     """Causal attention over the cached keys and values of `layer`, appending this step's own first.
 
-    `qkv` is the three values (q, k, v), or one value holding q, k and v side by side. Per head: RMS norm with `q_norm`
-    and `k_norm` [head_dim], then rope, then scores · `scale`. A window of W sees W positions, its own the last.
+    `qkv` is the three values (q, k, v), or one value holding q, k and v side by side, first clipped to ±`clip`. Per
+    head: RMS norm, or layer norm with `norm_layer`, with `q_norm` and `k_norm` [head_dim] (a tuple of names gives each
+    head its own), then rope, then scores · `scale`. A window of W sees W positions, its own the last. With `alibi`, a
+    slope for each query head, a score falls by the slope for every position between (arXiv 2108.12409).
     """
 
     layer: int
@@ -158,12 +188,15 @@ class Attention(Node):
     head_dim: int
     scale: float
     rope: Rope | None
-    q_norm: str | None = None
-    k_norm: str | None = None
+    q_norm: str | tuple[str, ...] | None = None
+    k_norm: str | tuple[str, ...] | None = None
     norm_eps: float = 0.0
     norm_plus_one: bool = False
+    norm_layer: bool = False
     sliding_window: int | None = None
     softcap: float | None = None
+    alibi: tuple[float, ...] | None = None
+    clip: float | None = None
 
     def inputs(self) -> tuple[Value, ...]:
         return self.qkv
@@ -186,10 +219,25 @@ class Attention(Node):
             )
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ModelError(f"attention of layer {self.layer}: sliding window {self.sliding_window} is below 1")
+        if self.alibi is not None and (len(self.alibi) != self.q_heads or self.softcap is not None):
+            raise ModelError(
+                f"attention of layer {self.layer}: {len(self.alibi)} ALiBi slopes for {self.q_heads} query heads"
+                + (" under a soft cap" if self.softcap is not None else "")
+            )
+        for norm, heads in ((self.q_norm, self.q_heads), (self.k_norm, self.kv_heads)):
+            if isinstance(norm, tuple) and len(norm) != heads:
+                raise ModelError(f"attention of layer {self.layer}: {len(norm)} norms for {heads} heads")
         return expected[0]
 
+    def norm_names(self) -> tuple[str, ...]:
+        """The weights of the norms of queries, then those of keys."""
+        norms = (self.q_norm, self.k_norm)
+        return tuple(
+            name for norm in norms if norm is not None for name in ((norm,) if isinstance(norm, str) else norm)
+        )
+
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
-        return {name: (self.head_dim,) for name in (self.q_norm, self.k_norm) if name is not None}
+        return dict.fromkeys(self.norm_names(), (self.head_dim,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,11 +284,11 @@ class GeluMul(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gelu(Node):
-    """gelu(x); `tanh` selects the tanh approximation."""
+class Activate(Node):
+    """An activation of x: gelu, gelu_tanh (its tanh approximation), silu, relu, or relu2, relu(x)²."""
 
     x: Value
-    tanh: bool
+    activation: Activation
 
     def inputs(self) -> tuple[Value, ...]:
         return (self.x,)

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from octavo.models.graph import (
+    Activate,
     Add,
     Attention,
     Embedding,
     GatherSampled,
-    Gelu,
     GeluMul,
     Graph,
     LayerNorm,
     Linear,
     Node,
+    PositionEmbedding,
     RmsNorm,
     Scale,
     SiluMul,
@@ -82,6 +83,9 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
     match node:
         case Embedding():
             return f"embedding({weights([node.weight])}" + (f", scale {node.scale:g})" if node.scale != 1.0 else ")")
+        case PositionEmbedding():
+            plus = f" + {node.offset}" if node.offset else ""
+            return f"position_embedding({weights([node.weight])}, position{plus})"
         case RmsNorm():
             plus = ", 1 + weight" if node.plus_one else ""
             return f"rms_norm({values(node.x)}, {weights([node.weight])}, eps {node.eps:g}{plus})"
@@ -103,8 +107,8 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
             return f"silu_mul({values(node.gate, node.up)})"
         case GeluMul():
             return f"{'gelu_tanh_mul' if node.tanh else 'gelu_mul'}({values(node.gate, node.up)})"
-        case Gelu():
-            return f"{'gelu_tanh' if node.tanh else 'gelu'}({values(node.x)})"
+        case Activate():
+            return f"{node.activation}({values(node.x)})"
         case Scale():
             return f"scale({values(node.x)}, {node.factor:g})"
         case SoftCap():
@@ -117,14 +121,21 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
 
 def _format_attention(node: Attention, values: str, weights: Callable[[Iterable[str]], str]) -> str:
     parts = [f"{values}, {node.q_heads}/{node.kv_heads} heads of {node.head_dim}"]
-    norms = [name for name in (node.q_norm, node.k_norm) if name is not None]
+    if node.clip is not None:
+        parts.append(f"clipped to {node.clip:g}")
+    norms = [norm if isinstance(norm, str) else f"{norm[0]} ..." for norm in (node.q_norm, node.k_norm) if norm]
     if norms:
-        parts.append(f"head norms {weights(norms)} eps {node.norm_eps:g}{', 1 + weight' if node.norm_plus_one else ''}")
+        kind = "head layer norms" if node.norm_layer else "head norms"
+        parts.append(f"{kind} {weights(norms)} eps {node.norm_eps:g}{', 1 + weight' if node.norm_plus_one else ''}")
     parts.append("no rope" if node.rope is None else f"rope {node.rope}")
+    if node.rope is not None and node.rope.dim != node.head_dim:
+        parts[-1] += f" over {node.rope.dim}"
     if node.scale != node.head_dim**-0.5:
         parts.append(f"scale {node.scale:g}")
     if node.sliding_window is not None:
         parts.append(f"window {node.sliding_window}")
+    if node.alibi is not None:
+        parts.append(f"alibi {node.alibi[0]:g} to {node.alibi[-1]:g}")
     if node.softcap is not None:
         parts.append(f"softcap {node.softcap:g}")
     return f"attention({', '.join(parts)})"

@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.models.graph import (
+    Activate,
     Add,
     Attention,
     Embedding,
     GatherSampled,
-    Gelu,
     GeluMul,
     Graph,
     LayerNorm,
     Linear,
     Node,
+    PositionEmbedding,
     RmsNorm,
     Scale,
     SiluMul,
@@ -91,12 +92,13 @@ class _Run:
             case Embedding():
                 embedded: Array = self.weight(node.weight)[self.token_ids] * np.float32(node.scale)
                 return embedded
+            case PositionEmbedding():
+                rows: Array = self.weight(node.weight)[node.offset : node.offset + len(self.token_ids)]
+                return rows
             case RmsNorm():
                 return _rms_norm(inputs[0], self.weight(node.weight), node.eps, node.plus_one)
             case LayerNorm():
-                x = inputs[0] - inputs[0].mean(axis=-1, keepdims=True)
-                x = x / np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(node.eps))
-                scaled: Array = x * self.weight(node.weight)
+                scaled = _layer_norm(inputs[0], self.weight(node.weight), node.eps)
                 return scaled if node.bias is None else scaled + self.weight(node.bias)
             case Linear():
                 return self._linear(node, inputs)
@@ -105,11 +107,11 @@ class _Run:
             case Add():
                 return inputs[0] + inputs[1]
             case SiluMul():
-                return _ACTIVATIONS["silu_mul"](inputs[0]) * inputs[1]
+                return _silu(inputs[0]) * inputs[1]
             case GeluMul():
-                return _ACTIVATIONS["gelu_tanh_mul" if node.tanh else "gelu_mul"](inputs[0]) * inputs[1]
-            case Gelu():
-                return _ACTIVATIONS["gelu_tanh_mul" if node.tanh else "gelu_mul"](inputs[0])
+                return _ACTIVATIONS["gelu_tanh" if node.tanh else "gelu"](inputs[0]) * inputs[1]
+            case Activate():
+                return _ACTIVATIONS[node.activation](inputs[0])
             case Scale():
                 return inputs[0] * np.float32(node.factor)
             case SoftCap():
@@ -125,23 +127,22 @@ class _Run:
         for name, bias in zip(node.weights, node.biases, strict=True):
             part = x @ self.round(self.weight(name)).T
             parts.append(part if bias is None else part + self.weight(bias))
-        if node.activation is None:
-            result = np.concatenate(parts, axis=-1)
-        else:
-            gate, up = parts
-            result = _ACTIVATIONS[node.activation](gate) * up
+        result: Array = np.concatenate(parts, axis=-1)
+        if node.gated:
+            result = _ACTIVATIONS[str(node.activation).removesuffix("_mul")](parts[0]) * parts[1]
+        elif node.activation is not None:
+            result = _ACTIVATIONS[node.activation](result)
         return result if node.residual is None else result + inputs[1]
 
     def _attention(self, node: Attention, qkv: Array) -> Array:
         tokens = qkv.shape[0]
+        if node.clip is not None:
+            qkv = np.clip(qkv, -np.float32(node.clip), np.float32(node.clip))
         q, k, v = np.split(qkv, np.cumsum(node.qkv_widths())[:2], axis=-1)
         q = q.reshape(tokens, node.q_heads, node.head_dim)
         k = k.reshape(tokens, node.kv_heads, node.head_dim)
         v = v.reshape(tokens, node.kv_heads, node.head_dim)
-        if node.q_norm is not None:
-            q = _rms_norm(q, self.weight(node.q_norm), node.norm_eps, node.norm_plus_one)
-        if node.k_norm is not None:
-            k = _rms_norm(k, self.weight(node.k_norm), node.norm_eps, node.norm_plus_one)
+        q, k = self._head_norm(node, q, node.q_norm), self._head_norm(node, k, node.k_norm)
         if node.rope is not None:
             q, k = apply_rope(q, node.rope), apply_rope(k, node.rope)
         group = node.q_heads // node.kv_heads
@@ -150,6 +151,8 @@ class _Run:
         if node.softcap is not None:
             scores = np.tanh(scores / np.float32(node.softcap)) * np.float32(node.softcap)
         distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
+        if node.alibi is not None:
+            scores = scores - np.asarray(node.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
         visible = distance >= 0
         if node.sliding_window is not None:
             visible &= distance < node.sliding_window
@@ -158,6 +161,21 @@ class _Run:
         weights /= weights.sum(axis=-1, keepdims=True)
         attended: Array = np.einsum("hqk,khd->qhd", weights, v).reshape(tokens, -1)
         return attended
+
+    def _head_norm(self, node: Attention, x: Array, names: str | tuple[str, ...] | None) -> Array:
+        """Each head of x [tokens, heads, head_dim] normalised, by the one weight or its own."""
+        if names is None:
+            return x
+        weight = self.weight(names) if isinstance(names, str) else np.stack([self.weight(name) for name in names])
+        if node.norm_layer:
+            return _layer_norm(x, weight, node.norm_eps)
+        return _rms_norm(x, weight, node.norm_eps, node.norm_plus_one)
+
+
+def _layer_norm(x: Array, weight: Array, eps: float) -> Array:
+    centred: Array = x - x.mean(axis=-1, keepdims=True)
+    normal: Array = centred / np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + np.float32(eps))
+    return normal * weight
 
 
 def _rms_norm(x: Array, weight: Array, eps: float, plus_one: bool) -> Array:
@@ -183,4 +201,14 @@ def _gelu(x: Array) -> Array:
     return result
 
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"silu_mul": _silu, "gelu_mul": _gelu, "gelu_tanh_mul": _gelu_tanh}
+def _relu(x: Array) -> Array:
+    return np.maximum(x, np.float32(0))
+
+
+_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
+    "silu": _silu,
+    "relu": _relu,
+    "relu2": lambda x: np.square(_relu(x)),
+}

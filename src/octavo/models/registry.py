@@ -6,8 +6,8 @@ import importlib
 import math
 import pkgutil
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from octavo.errors import ModelError
 from octavo.models import families
 from octavo.models.config import ConfigReader
+from octavo.models.derived import Derived
 from octavo.models.graph import Graph, Shape
 
 # Derived from the configuration, stored by old checkpoints all the same.
@@ -90,6 +91,29 @@ def build_graph(config: Mapping[str, Any]) -> Graph:
     return family.build(ConfigReader(config, family.model_type))
 
 
+def fit_names(graph: Graph, names: Collection[str]) -> Graph:
+    """The graph reading the tensors of a checkpoint by the names it has for them, of those `graph.renames` allows."""
+    present = set(names)
+    derived, duplicates = dict(graph.derived), dict(graph.duplicates)
+    for name, shape in graph.weights().items():
+        view = derived.get(name, Derived(name, shape))
+        stored = _stored_name(view.source, graph.renames, present)
+        if stored != view.source:
+            derived[name] = replace(view, source=stored)
+    for name, original in graph.duplicates.items():
+        del duplicates[name]
+        found = _stored_name(original, graph.renames, present)
+        duplicates[_stored_name(name, graph.renames, present)] = found
+    return replace(graph, derived=derived, duplicates=duplicates)
+
+
+def _stored_name(name: str, renames: Iterable[tuple[str, str]], present: Collection[str]) -> str:
+    if name in present:
+        return name
+    stored = (other + name.removeprefix(begin) for begin, other in renames if name.startswith(begin))
+    return next((found for found in stored if found in present), name)
+
+
 def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     """Refuse a checkpoint that lacks a weight, holds one nothing reads, or gives one another shape; all by name."""
     needed = graph.sources()
@@ -99,7 +123,8 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     if missing:
         problems.append(f"missing {_listed(missing)}")
     unknown = [name for name in present if name not in needed and name not in graph.duplicates]
-    unknown = [name for name in unknown if not _IGNORABLE.search(name)]
+    buffers = [_IGNORABLE] + ([] if graph.buffers is None else [re.compile(graph.buffers)])
+    unknown = [name for name in unknown if not any(pattern.search(name) for pattern in buffers)]
     if unknown:
         problems.append(f"unknown {_listed(unknown)}")
     wrong = [

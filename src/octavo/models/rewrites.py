@@ -8,26 +8,30 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.models.graph import (
+    Activate,
     Add,
     Attention,
     Embedding,
+    GateActivation,
     GatherSampled,
     GeluMul,
     Graph,
     Linear,
-    LinearActivation,
     Node,
+    PositionEmbedding,
     SiluMul,
     Value,
 )
 
+# What is computed for every row whatever is read.
+_OF_EVERY_ROW = Attention | Embedding | PositionEmbedding
 # The fields that name a value, of every node that treats each row alone.
 _OPERANDS = ("x", "residual", "a", "b", "gate", "up")
 
 
 def optimize(graph: Graph) -> Graph:
-    """The graph with q, k, v and gate, up merged, residual adds folded, and logits of sampled rows only; checked."""
-    for rewrite in (merge_qkv, merge_gate_up, fold_residuals, gather_sampled_rows):
+    """The graph with q, k, v and gate, up merged, activations and residual adds folded, logits of sampled rows only."""
+    for rewrite in (merge_qkv, merge_gate_up, fold_activations, fold_residuals, gather_sampled_rows):
         graph = rewrite(graph)
     graph.check()
     return graph
@@ -47,11 +51,23 @@ def merge_gate_up(graph: Graph) -> Graph:
     plan = _Rewriter(graph)
     for node in graph.nodes:
         if isinstance(node, SiluMul | GeluMul) and (merged := plan.merge((node.gate, node.up))) is not None:
-            activation: LinearActivation = "silu_mul"
+            activation: GateActivation = "silu_mul"
             if isinstance(node, GeluMul):
                 activation = "gelu_tanh_mul" if node.tanh else "gelu_mul"
             plan.replace(merged, replace(merged, output=node.output, activation=activation))
             plan.remove(node)
+    return plan.result()
+
+
+def fold_activations(graph: Graph) -> Graph:
+    """An activation of the output of a Linear that nothing else reads becomes that Linear's own."""
+    plan = _Rewriter(graph)
+    for node in graph.nodes:
+        if isinstance(node, Activate):
+            linear = plan.sole_linear(node.x)
+            if linear is not None and linear.activation is None and linear.residual is None:
+                plan.replace(linear, replace(linear, output=node.output, activation=node.activation))
+                plan.remove(node)
     return plan.result()
 
 
@@ -77,7 +93,7 @@ def gather_sampled_rows(graph: Graph) -> Graph:
     """
     if any(isinstance(node, GatherSampled) for node in graph.nodes):
         return graph
-    cut = 1 + max(index for index, node in enumerate(graph.nodes) if isinstance(node, Attention | Embedding))
+    cut = 1 + max(index for index, node in enumerate(graph.nodes) if isinstance(node, _OF_EVERY_ROW))
     body, tail = graph.nodes[:cut], graph.nodes[cut:]
     known = {node.output for node in body}
     # In the order in which they are read; a value several nodes read is gathered once.
@@ -146,4 +162,4 @@ class _Rewriter:
         return replace(self.graph, nodes=tuple(node for node in self.nodes.values() if node is not None))
 
 
-__all__ = ["fold_residuals", "gather_sampled_rows", "merge_gate_up", "merge_qkv", "optimize"]
+__all__ = ["fold_activations", "fold_residuals", "gather_sampled_rows", "merge_gate_up", "merge_qkv", "optimize"]

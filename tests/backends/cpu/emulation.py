@@ -60,6 +60,7 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
         for name in node.weights
     }
 
+    positions = {node.weight for node in graph.nodes if isinstance(node, ir.PositionEmbedding)}
     attentions = {node.output: node.head_dim for node in graph.nodes if isinstance(node, ir.Attention)}
     pieces = {
         name: attentions[node.x]
@@ -73,7 +74,7 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
     @cache
     def weight(name: str) -> Array | RoundedWeight:
         tensor = tensors.tensor(name)
-        if quantization == "none" or len(tensor.shape) == 1:
+        if quantization == "none" or len(tensor.shape) == 1 or name in positions:
             values = tensor.read_f32()
             return bf16(values) if name in embedded else values  # products round their weights themselves
         # The vocabulary is kept in 8 bits where the rest has 4.

@@ -63,6 +63,16 @@ def test_in_f32_logits_equal_numpy(
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("name", TINY_MODELS)
+def test_prefill_chunks_and_decode_give_the_same_logits(name: str, tiny_models: dict[str, Path]) -> None:
+    directory = tiny_models[name]
+    tokens = tokens_of(directory)
+    expected = load(directory, "f32", "f32", max_num_batched_tokens=96).prompt_logits(tokens).view(np.uint32)
+    for step in (1, 7):
+        found = load(directory, "f32", "f32", max_num_batched_tokens=step, threads=1).prompt_logits(tokens)
+        np.testing.assert_array_equal(found.view(np.uint32), expected)
+
+
 @pytest.mark.parametrize("quantization", ["none", "w8", "w8-wide", "w4"])
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_in_every_form_logits_equal_numpy_with_that_rounding(

@@ -71,13 +71,14 @@ def everything() -> tuple[Builder, int]:
     """A graph of every operation, in the ways architectures use them and in some they do not."""
     b = Builder()
     x = b.add(ir.Embedding, weight="embed", vocab_size=VOCAB, hidden_size=WIDTH, scale=6.5)
+    x = b.add(ir.Add, a=x, b=b.add(ir.PositionEmbedding, weight="positions", positions=99, features=WIDTH, offset=3))
     # Parallel branches from one layer norm, as GPT-NeoX has them, and norms of queries and keys.
     normed = b.add(ir.LayerNorm, x=x, weight="norm1", bias="norm1.bias", eps=1e-5)
     attended = b.attention(
         b.linear(normed, "qkv", QKV, bias=True), q_norm="q_norm", k_norm="k_norm", softcap=8.0, sliding_window=20
     )
     projected = b.linear(attended, "o", WIDTH, bias=True)
-    inner = b.add(ir.Gelu, x=b.linear(normed, "fc1", 90, bias=True), tanh=True)
+    inner = b.add(ir.Activate, x=b.linear(normed, "fc1", 90, bias=True), activation="gelu_tanh")
     both = b.add(ir.Add, a=projected, b=b.linear(inner, "fc2", WIDTH))
     x = b.add(ir.Add, a=x, b=both)
     # Gemma: a norm behind the block and (1 + weight); separate gate and up; the exact gelu.
@@ -86,15 +87,23 @@ def everything() -> tuple[Builder, int]:
     product = b.add(ir.GeluMul, gate=gate, up=up, tanh=False)
     x = b.add(ir.Add, a=x, b=b.add(ir.RmsNorm, x=b.linear(product, "down", WIDTH), weight="norm3", eps=1e-6))
     # Gates folded into their products, of all kinds; a residual that is read again after it was added to.
-    for i, activation in enumerate(ir.LINEAR_ACTIVATIONS):
+    for i, activation in enumerate(ir.GATE_ACTIVATIONS):
         normed = b.add(ir.LayerNorm, x=x, weight=f"norm4.{i}", bias=None, eps=1e-5)
         kept, x = x, b.linear(b.gated(normed, f"mlp{i}", 33, activation), f"down{i}", WIDTH, residual=x)
         x = b.add(ir.Add, a=x, b=b.add(ir.Scale, x=kept, factor=0.5))
     silu = b.add(ir.SiluMul, gate=b.linear(x, "raw1", 35), up=b.linear(x, "raw2", 35))
-    gelus = b.add(ir.Gelu, x=b.add(ir.GeluMul, gate=silu, up=silu, tanh=True), tanh=False)
-    x = b.linear(gelus, "raw3", WIDTH, residual=x)
-    # A second layer without rope, on the sum itself.
-    x = b.linear(b.attention(b.linear(x, "qkv2", QKV), layer=1, rope=None), "o2", WIDTH, residual=x)
+    inner = b.add(ir.GeluMul, gate=silu, up=silu, tanh=True)
+    for i, activation in enumerate(ir.ACTIVATIONS):  # by themselves, and as those of products
+        inner = b.add(ir.RmsNorm, x=inner, weight=f"norm6.{i}", eps=1e-6)
+        inner = b.add(ir.Activate, x=inner, activation=activation)
+        inner = b.linear(inner, f"active{i}", 35, bias=True, activation=activation)
+    x = b.linear(inner, "raw3", WIDTH, residual=x)
+    # A second layer without rope, on the sum itself, clipped and under slopes; a third with norms for each head.
+    second = b.attention(b.linear(x, "qkv2", QKV), layer=1, rope=None, alibi=(0.5, 0.3, 0.02), clip=1.2)
+    x = b.linear(second, "o2", WIDTH, residual=x)
+    norms = {"q_norm": ("norm.q0", "norm.q1", "norm.q2"), "k_norm": ("norm.k0",), "norm_layer": True}
+    third = b.attention(b.linear(x, "qkv3", QKV), layer=2, rope=Rope(kind="default", theta=100.0, dim=8), **norms)
+    x = b.linear(third, "o3", WIDTH, residual=x)
     sampled = b.add(ir.GatherSampled, x=x)
     final = b.add(ir.RmsNorm, x=sampled, weight="norm5", eps=1e-6)
     head = b.add(ir.Linear, x=final, weights=("embed",), biases=(None,), out_features=(VOCAB,))
@@ -115,7 +124,7 @@ def load(
 @pytest.mark.parametrize("quantization", ["f32", "none", "w8", "w8-wide", "w4"])
 def test_a_graph_of_everything_gives_what_numpy_gives(quantization: str) -> None:
     builder, output = everything()
-    graph, weights = builder.graph(output, layers=2), builder.weights()
+    graph, weights = builder.graph(output, layers=3), builder.weights()
     graph.check()
     tokens = np.random.default_rng(1).integers(0, VOCAB, 90).tolist()
     if quantization == "f32":

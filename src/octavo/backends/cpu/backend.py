@@ -271,7 +271,7 @@ def _report_losses(lowered: Lowered) -> None:
 
 def _report_narrow(lowered: Lowered) -> None:
     """Say which tensors run in narrower groups than were asked for."""
-    narrow = Counter(str(packing.form) for packing in lowered.packings if not packing.form.wide)
+    narrow = Counter(str(packing.form) for packing in lowered.packings if packing.form.affine and not packing.form.wide)
     for form, count in narrow.items():
         _log.warning("weights: %d linears have no wide groups (by their width or own codes) and run as %s", count, form)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._native import Act, Elementwise, Epilogue, PackedWeight, Plan
+from octavo._native import Act, Elementwise, Epilogue, Form, PackedWeight, Plan
 from octavo.backends.cpu.arena import Buffer, place
 from octavo.backends.cpu.forms import WeightForm, choose_form
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
@@ -20,7 +20,7 @@ from octavo.models.derived import derived_source
 from octavo.models.rope import Rope
 from octavo.weights.tensors import Tensor
 
-__all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "lower"]
+__all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "WeightSource", "lower"]
 
 BLOCK_SIZE = 16
 # Rows of logits that exist at once; more are computed slice by slice.
@@ -32,7 +32,23 @@ Float32Array = NDArray[np.float32]
 Requirement = tuple[Act, int, int]  # form of activations, k per scale, block of their rotation
 
 _ARITHMETIC = {Act.I8: "int8", Act.BF16: "bf16", Act.F32: "f32"}
-_EPILOGUES = {"silu_mul": Epilogue.SiluMul, "gelu_mul": Epilogue.GeluMul, "gelu_tanh_mul": Epilogue.GeluTanhMul}
+_EPILOGUES = {
+    "silu_mul": Epilogue.SiluMul,
+    "gelu_mul": Epilogue.GeluMul,
+    "gelu_tanh_mul": Epilogue.GeluTanhMul,
+    "gelu": Epilogue.Gelu,
+    "gelu_tanh": Epilogue.GeluTanh,
+    "silu": Epilogue.Silu,
+    "relu": Epilogue.Relu,
+    "relu2": Epilogue.Relu2,
+}
+_ACTIVATIONS = {
+    "gelu": Elementwise.Gelu,
+    "gelu_tanh": Elementwise.GeluTanh,
+    "silu": Elementwise.Silu,
+    "relu": Elementwise.Relu,
+    "relu2": Elementwise.Relu2,
+}
 # Plain float32 rows; (Act.F32, 32, 0) are rows padded with zeros to a multiple of 32, as products want them.
 _F32: Requirement = (Act.F32, 0, 0)
 
@@ -66,6 +82,7 @@ class Lowered:
     vocab_size: int
     kv_f32: bool
     packings: list[Packing] = field(default_factory=list)
+    vectors: dict[str, Float32Array] = field(default_factory=dict)  # norms and biases, as they were read
     rope_tables: list[tuple[Float32Array, Float32Array]] = field(default_factory=list)
     body: list[_Operation] = field(default_factory=list)
     head: list[_Operation] = field(default_factory=list)
@@ -199,7 +216,10 @@ class _Lowering:
     # Weights
 
     def _vector(self, name: str) -> Float32Array:
-        return np.ascontiguousarray(self.source.tensor(name).read_f32(), np.float32)
+        vectors = self.result.vectors
+        if name not in vectors:
+            vectors[name] = np.ascontiguousarray(self.source.tensor(name).read_f32(), np.float32)
+        return vectors[name]
 
     def _tensors(self, names: Sequence[str]) -> list[Tensor]:
         return [self.source.tensor(name) for name in names]
@@ -232,6 +252,8 @@ class _Lowering:
         match node:
             case ir.Embedding():
                 self._embedding(node)
+            case ir.PositionEmbedding():
+                self._position_embedding(node)
             case ir.RmsNorm() | ir.LayerNorm():
                 self._norm(node)
             case ir.Linear():
@@ -248,8 +270,8 @@ class _Lowering:
             case ir.GeluMul():
                 kind = Elementwise.GeluTanhMul if node.tanh else Elementwise.GeluMul
                 self._elementwise(node, "gelu_mul", kind, node.gate, node.up)
-            case ir.Gelu():
-                self._elementwise(node, "gelu", Elementwise.GeluTanh if node.tanh else Elementwise.Gelu, node.x)
+            case ir.Activate():
+                self._elementwise(node, node.activation, _ACTIVATIONS[node.activation], node.x)
             case ir.Scale():
                 self._elementwise(node, "scale", Elementwise.Scale, node.x, scalar=node.factor)
             case ir.SoftCap():
@@ -263,6 +285,22 @@ class _Lowering:
         out = self.held[node.output][_F32] = self._buffer(_F32, node.hidden_size)
         self._emit(
             (out,), lambda plan, weights: plan.add_embed("embedding", weights[weight], out.activation(), node.scale)
+        )
+
+    def _position_embedding(self, node: ir.PositionEmbedding) -> None:
+        """Positions stay in float32: the table is small, and every value behind it is built on what it adds."""
+        tensor = self.source.tensor(node.weight)
+        # Whole blocks, so that no position of a block table lies outside; those past the model's own are zeros.
+        count = node.offset + -(-(node.positions - node.offset) // BLOCK_SIZE) * BLOCK_SIZE
+        columns, _ = stacked_columns([node.positions])
+        weight = len(self.result.packings)
+        self.result.packings.append(Packing((tensor,), WeightForm(Form.F32), tuple(columns), count))
+        out = self.held[node.output][_F32] = self._buffer(_F32, node.features)
+        self._emit(
+            (out,),
+            lambda plan, weights: plan.add_embed(
+                "position embedding", weights[weight], out.activation(), 1.0, True, node.offset
+            ),
         )
 
     def _norm(self, node: ir.RmsNorm | ir.LayerNorm) -> None:
@@ -293,10 +331,10 @@ class _Lowering:
         form, name = self.forms[node.output], _linear_name(node)
         x = self._get(node.x, form.activation, f"{name} input")
         self.result.arithmetic[name] = _ARITHMETIC[form.activation[0]]
-        if node.activation is None:
-            columns, count = stacked_columns(node.out_features)
-        else:
+        if node.gated:
             columns, count = interleaved_columns(node.out_features[0])
+        else:
+            columns, count = stacked_columns(node.out_features)
         weight = self._pack(node.weights, columns, count, self._piece(node.x))
         bias = None
         if any(item is not None for item in node.biases):
@@ -306,6 +344,8 @@ class _Lowering:
                     bias[places] = self._vector(item)
         width = self.widths[node.output]
         needed = self.needs[node.output]
+        if node.residual is not None and node.activation is not None:
+            raise ModelError("the CPU back end adds no residual to the output of an activation")
         if node.residual is not None:
             epilogue, out = Epilogue.Add, self._residual(node.residual)
             self.held[node.output][_F32] = out
@@ -356,8 +396,10 @@ class _Lowering:
         direct = len(needed) == 1 and node.head_dim % _K_PAD == 0
         requirement = next(iter(needed)) if direct else _F32
         out = self.held[node.output][requirement] = self._buffer(requirement, node.q_heads * node.head_dim)
-        q_norm = None if node.q_norm is None else self._vector(node.q_norm)
-        k_norm = None if node.k_norm is None else self._vector(node.k_norm)
+        q_norm, k_norm = self._head_norm(node.q_norm), self._head_norm(node.k_norm)
+        if node.clip is not None:
+            self._emit((qkv,), lambda plan, _: _add_clip(plan, qkv, sum(node.qkv_widths()), node.clip or 0.0))
+        slopes = None if node.alibi is None else np.asarray(node.alibi, np.float32)
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
         dim = 0 if node.rope is None else node.rope.dim
         tables = -1 if node.rope is None else self._tables(node.rope)
@@ -374,6 +416,7 @@ class _Lowering:
                 k_norm,
                 node.norm_eps,
                 q.activation(),
+                node.norm_layer,
             ),
         )
         self._emit(
@@ -387,8 +430,15 @@ class _Lowering:
                 node.softcap or 0.0,
                 node.sliding_window or 0,
                 out.activation(),
+                slopes,
             ),
         )
+
+    def _head_norm(self, names: str | tuple[str, ...] | None) -> Float32Array | None:
+        """The weights of a norm of heads: one for all of them, or those of each one after the other."""
+        if names is None:
+            return None
+        return self._vector(names) if isinstance(names, str) else np.concatenate([self._vector(name) for name in names])
 
     def _tables(self, rope: Rope) -> int:
         """The number the plan will know the cosines and sines by; layers share them."""
@@ -419,6 +469,12 @@ class _Lowering:
                 out.activation(),
             ),
         )
+
+
+def _add_clip(plan: Plan, values: Buffer, width: int, limit: float) -> None:
+    """Clip in place: attention is the only reader of its queries, keys and values."""
+    where = values.activation()
+    plan.add_elementwise("clip", Elementwise.Clip, where, None, width, limit, where)
 
 
 def _linear_name(node: ir.Linear) -> str:

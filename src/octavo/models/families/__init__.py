@@ -1,4 +1,5 @@
 """Architecture families, one module each, named after the `model_type` and found by the registry without being listed.
 
-A module exposes ARCHITECTURES, the class names configurations give, and build(config: ConfigReader) -> Graph.
+A module exposes ARCHITECTURES, the class names configurations give, and build(config: ConfigReader) -> Graph. The first
+line of its docstring is its row in docs/models.md.
 """
