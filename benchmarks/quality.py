@@ -3,9 +3,9 @@
     python benchmarks/quality.py MODEL [--quantization FORM] [--files FILE ...] [--json FILE]
 
 The reference is transformers in float32, with the weights as the checkpoint holds them (a GGUF file's are dequantised).
-Both sides get the same windows of token ids; for every position there is the Kullback-Leibler divergence
-KL(reference || octavo) in nats and whether both find the same token the likeliest. Needs torch and transformers,
-and for a GGUF file also gguf and accelerate.
+Both sides get the same windows of token ids and are compared as `octavo eval` compares two models: for every position
+there is the Kullback-Leibler divergence KL(reference || octavo) in nats and whether both find the same token the
+likeliest. Needs torch and transformers, and for a GGUF file also gguf and accelerate.
 
 Speeds may be compared only between engines of the same class: 16-bit up to a mean KL of 1.5e-3 (what computing in bf16
 gives), 8-bit up to 4e-3 (what activations of 8 bits in groups of 32 give).
@@ -14,10 +14,8 @@ gives), 8-bit up to 4e-3 (what activations of 8 bits in groups of 32 give).
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,43 +25,15 @@ from recording import RESULTS, dashed, model_sha256, provenance, write
 
 import octavo
 from octavo.cli.options import Quantization
+from octavo.evaluation.evaluate import Evaluation, Logits, evaluate
+from octavo.evaluation.windows import Window, alternating_windows
 from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     from octavo.frontend.llm import LLM
 
-Logits = Callable[[list[int]], NDArray[np.float32]]
-
 _LICENCES = ("GPL-3", "Apache-2.0", "MPL-2.0", "LGPL-2.1", "Artistic")
 _SOURCES = ("argparse", "asyncio/base_events", "json/decoder", "statistics", "threading")
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Consecutive tokens of one file."""
-
-    file: Path
-    start: int
-    ids: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The divergence and the agreement at every position of some windows."""
-
-    divergence: NDArray[np.float64]
-    agrees: NDArray[np.bool_]
-
-    def summary(self) -> dict[str, Any]:
-        """The figures to keep."""
-        return {
-            "positions": int(self.divergence.size),
-            "mean_kl": float(self.divergence.mean()),
-            "median_kl": float(np.median(self.divergence)),
-            "p99_kl": float(np.percentile(self.divergence, 99)),
-            "max_kl": float(self.divergence.max()),
-            "top1": float(self.agrees.mean()),
-        }
 
 
 def default_files() -> list[Path]:
@@ -75,20 +45,8 @@ def default_files() -> list[Path]:
 
 def cut_windows(encode: Callable[[str], list[int]], files: Sequence[Path], count: int, length: int) -> list[Window]:
     """``count`` windows of ``length`` tokens, from each file in turn; the first tokens of a file are left out."""
-    found = [file for file in files if file.is_file()]
-    tokens = {file: encode(file.read_text(encoding="utf-8")) for file in found}
-    windows: list[Window] = []
-    start = length
-    while len(windows) < count:
-        long_enough = [file for file in found if len(tokens[file]) >= start + length]
-        if not long_enough:
-            raise SystemExit(
-                f"the {len(found)} files give {len(windows)} windows of {length} tokens, {count} were asked for: "
-                "name more text with --files, or lower --windows"
-            )
-        windows += [Window(file, start, tokens[file][start : start + length]) for file in long_enough]
-        start += length
-    return windows[:count]
+    texts = [(file.name, encode(file.read_text(encoding="utf-8"))) for file in files if file.is_file()]
+    return alternating_windows(texts, count, length)
 
 
 def octavo_logits(llm: LLM) -> Logits:
@@ -114,35 +72,18 @@ def reference_logits(model: Path) -> Logits:
     return logits
 
 
-def compare(windows: Sequence[Window], reference: Logits, candidate: Logits) -> Comparison:
+def compare(windows: Sequence[Window], reference: Logits, candidate: Logits) -> Evaluation:
     """Both sides on every window."""
-    parts = list(_compare_each(windows, reference, candidate))
-    return Comparison(
-        np.concatenate([part.divergence for part in parts]), np.concatenate([part.agrees for part in parts])
-    )
 
-
-def _compare_each(windows: Sequence[Window], reference: Logits, candidate: Logits) -> Iterator[Comparison]:
-    for number, window in enumerate(windows, 1):
-        expected, got = _log_softmax(reference(window.ids)), _log_softmax(candidate(window.ids))
-        if expected.shape != got.shape:
-            raise SystemExit(f"octavo gave logits of shape {got.shape}, the reference {expected.shape}")
-        part = Comparison(
-            (np.exp(expected) * (expected - got)).sum(axis=-1), expected.argmax(axis=-1) == got.argmax(axis=-1)
-        )
+    def told(window: Window, so_far: Evaluation) -> None:
+        found = so_far.divergence.summary()
         print(
-            f"window {number}/{len(windows)} {window.file.name}: KL {part.divergence.mean():.2e}, "
-            f"top-1 {part.agrees.mean():.2%}",
+            f"window {so_far.windows}/{len(windows)} {window.text}: so far KL {found['mean_kl']:.2e}, "
+            f"top-1 {found['top1']:.2%}",
             flush=True,
         )
-        yield part
 
-
-def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    rows = logits.astype(np.float64)
-    rows -= rows.max(axis=-1, keepdims=True)
-    rows -= np.log(np.exp(rows).sum(axis=-1, keepdims=True))
-    return rows
+    return evaluate(candidate, windows, reference=reference, progress=told)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -163,7 +104,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             arguments.window_tokens,
         )
         result = compare(windows, reference_logits(reference_model), octavo_logits(llm))
-    ids = np.array([window.ids for window in windows], dtype="<i4")
+    found = result.summary()
     return {
         "what": "KL(reference || octavo), reference: transformers float32",
         **provenance(["numpy", "torch", "transformers"]),
@@ -173,10 +114,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "reference_sha256": model_sha256(reference_model),
         "form": arguments.quantization or "as stored",
         "kv_cache_dtype": arguments.kv_cache_dtype,
-        "windows": [f"{window.file.name}:{window.start}" for window in windows],
+        "windows": [f"{window.text}:{window.start}" for window in windows],
         "window_tokens": arguments.window_tokens,
-        "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
-        **result.summary(),
+        "tokens_sha256": found["tokens_sha256"],
+        "perplexity": found["perplexity"],
+        "reference_perplexity": found["reference_perplexity"],
+        **found["divergence"],
     }
 
 

@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from peers_engines import Engines, Form, forms
-from quality import Logits, Window, compare, cut_windows, default_files, reference_logits
+from quality import compare, cut_windows, default_files, reference_logits
 from recording import RESULTS, dashed, model_sha256, provenance, write
 
+from octavo.evaluation.evaluate import Logits
+from octavo.evaluation.windows import Window
 from octavo.frontend.tokenizer import load_tokenizer
 from octavo.weights.checkpoint import open_checkpoint
 
@@ -66,7 +68,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             rows = peer_logits(form, arguments.python, windows, Path(folder))
             result = compare(windows, reference_logits(directory), looked_up(windows, rows))
-        found[form.name] = result.summary()
+        found[form.name] = result.summary()["divergence"]
         print(f"{form.title}: mean KL {found[form.name]['mean_kl']:.2e}, top-1 {found[form.name]['top1']:.2%}")
     ids = np.array([window.ids for window in windows], dtype="<i4")
     return {
@@ -76,7 +78,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "peers": engines.versions(),
         "model": directory.name,
         "model_sha256": model_sha256(directory),
-        "windows": [f"{window.file.name}:{window.start}" for window in windows],
+        "windows": [f"{window.text}:{window.start}" for window in windows],
         "window_tokens": arguments.window_tokens,
         "tokens_sha256": hashlib.sha256(ids.tobytes()).hexdigest(),
         "forms": found,

@@ -50,28 +50,21 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     assert [page.name for page in PAGES[1:] if f"docs/{page.name}" not in readme] == []
 
 
+TOP = {"cli", "ptq", "evaluation", "benchmarking", "server", "observability"}
+ABOVE_BACKENDS = TOP | {"frontend", "engine"}
 FLOORS = {
-    "benchmarking": {"cli", "server", "observability", "frontend", "engine"},
-    "observability": {"cli", "benchmarking", "server"},
-    "frontend": {"cli", "benchmarking", "server", "observability"},
-    "engine": {"cli", "benchmarking", "server", "observability", "frontend"},
-    "planning": {
-        "cli",
-        "benchmarking",
-        "server",
-        "observability",
-        "frontend",
-        "engine",
-        "backends",
-        "models",
-        "weights",
-        "sampling",
-    },
-    "sampling": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "models", "weights"},
-    "models": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends"},
-    "weights": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends", "models"},
-    "quantization": {"cli", "benchmarking", "server", "observability", "frontend", "engine", "backends", "models"},
-    "backends": {"cli", "benchmarking", "server", "observability", "frontend", "engine"},
+    "ptq": {"cli", "server", "observability"},
+    "evaluation": TOP - {"evaluation"},
+    "benchmarking": TOP - {"benchmarking"} | {"frontend", "engine"},
+    "observability": {"cli", "ptq", "benchmarking", "server"},
+    "frontend": TOP,
+    "engine": TOP | {"frontend"},
+    "planning": ABOVE_BACKENDS | {"backends", "models", "weights", "sampling"},
+    "sampling": ABOVE_BACKENDS | {"models", "weights"},
+    "models": ABOVE_BACKENDS | {"backends"},
+    "weights": ABOVE_BACKENDS | {"backends", "models"},
+    "quantization": ABOVE_BACKENDS | {"backends", "models"},
+    "backends": ABOVE_BACKENDS,
 }
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from octavo.planning.units import format_bytes
 
-__all__ = ["Progress", "download_progress", "remark", "settled", "table"]
+__all__ = ["Progress", "WorkProgress", "download_progress", "remark", "settled", "table", "work_progress"]
 
 Progress = Callable[[str, int, int | None], None]
 """Told about a download: what is fetched, bytes so far, bytes in all where known."""
+
+
+WorkProgress = Callable[[int, str], None]
+"""Told how many steps of a piece of work are done, and how it stands."""
 
 
 def remark(text: str) -> None:
@@ -73,6 +78,41 @@ def _lines() -> Progress:
         told[what] = quarter
         of = f" of {format_bytes(total)}" if total else ""
         remark(f"fetching {what}: {format_bytes(done)}{of}")
+
+    return report
+
+
+@contextmanager
+def work_progress(title: str, total: int) -> Iterator[WorkProgress]:
+    """Progress of work of ``total`` steps on stderr: a bar with the time that is left, or a line for each tenth."""
+    if not sys.stderr.isatty():
+        yield _work_lines(title, total)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Bar(*columns, TextColumn("{task.fields[state]}"), console=Console(stderr=True))
+    task = bar.add_task(title, total=total, state="")
+    with bar:
+        yield lambda done, state: bar.update(task, completed=done, state=state)
+
+
+def _work_lines(title: str, total: int) -> WorkProgress:
+    began, told, first = time.monotonic(), 0, None
+
+    def report(done: int, state: str) -> None:
+        nonlocal told, first
+        # What was there already when the work began took no time.
+        first = done - 1 if first is None else first
+        tenth = 10 * done // max(1, total)
+        if tenth <= told and done < total:
+            return
+        told = tenth
+        left = (time.monotonic() - began) / max(1, done - first) * (total - done)
+        ahead = f", {left:.0f} s left" if done < total else ""
+        remark(f"{title}: {done} of {total}{ahead}{'; ' + state if state else ''}")
 
     return report
 

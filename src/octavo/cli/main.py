@@ -15,7 +15,7 @@ import typer
 
 __all__ = ["main", "make_app"]
 
-_COMMANDS = ("run", "serve", "chat", "pull", "plan", "bench", "tune", "build")
+_COMMANDS = ("run", "serve", "chat", "pull", "plan", "bench", "tune", "build", "eval", "quantize")
 
 EXIT_ERROR = 1
 EXIT_USAGE = 2

@@ -57,7 +57,11 @@ class Quantization(StrEnum):
     none = "none"
     w8 = "w8"
     w8_wide = "w8-wide"
+    w8_channel = "w8-channel"
     w4 = "w4"
+    w4_g32 = "w4-g32"
+    w4_g64 = "w4-g64"
+    w4_g128 = "w4-g128"
 
 
 class KvCacheDtype(StrEnum):

@@ -70,7 +70,11 @@ def _what_fits(description: ModelDescription, options: EngineOptions, hardware: 
 
     chosen_kv = "bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     rows = []
-    forms = (None,) if isinstance(description.checkpoint, BuiltCheckpoint) else (None, "none", "w8", "w8-wide", "w4")
+    forms = (
+        (None,)
+        if isinstance(description.checkpoint, BuiltCheckpoint)
+        else (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g64", "w4-g128")
+    )
     for form in forms:
         for kv in ("bf16", "f32"):
             needs = memory_needs(description, replace(options, quantization=form, kv_cache_dtype=kv))

@@ -48,6 +48,25 @@ def reference_logits(
     return _Run(graph, weight, np.asarray(token_ids, dtype=np.int64), rows, round_inputs).logits()
 
 
+def run_nodes(
+    graph: Graph,
+    nodes: Sequence[Node],
+    weight: Callable[[str], Array],
+    token_ids: Sequence[int],
+    values: dict[Value, Array],
+    before: Callable[[Node], None],
+) -> None:
+    """Evaluate some of a graph's nodes on one sequence; `values` has what they read and gets what they give.
+
+    `before` is called before each.
+    """
+    run = _Run(graph, weight, np.asarray(token_ids, dtype=np.int64), None, False)
+    run.values = values
+    for node in nodes:
+        before(node)
+        values[node.output] = run._evaluate(node)
+
+
 def round_to_bf16(x: Array) -> Array:
     """The nearest bf16 of each finite number (ties to even), as float32."""
     bits = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
@@ -94,8 +113,6 @@ class _Run:
                 return embedded
             case PositionEmbedding():
                 rows: Array = self.weight(node.weight)[node.offset : node.offset + len(self.token_ids)]
-                if node.plus is not None:
-                    rows = rows + self.weight(node.plus)[0]
                 return rows
             case RmsNorm():
                 return _rms_norm(inputs[0], self.weight(node.weight), node.eps, node.plus_one)
@@ -149,19 +166,19 @@ class _Run:
             q, k = apply_rope(q, node.rope), apply_rope(k, node.rope)
         group = node.q_heads // node.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("qhd,khd->hqk", q, k) * np.float32(node.scale)
+        scores = (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)) * np.float32(node.scale)  # [heads, queries, keys]
         if node.softcap is not None:
             scores = np.tanh(scores / np.float32(node.softcap)) * np.float32(node.softcap)
         distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
         if node.alibi is not None:
             scores = scores - np.asarray(node.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
-        visible = np.full_like(distance, True, dtype=bool) if self.graph.encoder else distance >= 0
+        visible = distance >= 0
         if node.sliding_window is not None:
             visible &= distance < node.sliding_window
         scores = np.where(visible, scores, np.float32(-np.inf))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        attended: Array = np.einsum("hqk,khd->qhd", weights, v).reshape(tokens, -1)
+        attended: Array = (weights @ v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(tokens, -1)
         return attended
 
     def _head_norm(self, node: Attention, x: Array, names: str | tuple[str, ...] | None) -> Array:

@@ -49,7 +49,7 @@ class WidenedRows:
 
 
 def quantized_view(tensor: Tensor, bits: Bits, group: int = GROUP) -> AffineTensor:
-    """The matrix as w8 (``bits`` 8) or w4 (4), in groups of ``group`` where k allows it, else of 16.
+    """The matrix as w8 (``bits`` 8) or w4 (4), in groups of ``group`` where k allows it, else of half, down to 16.
 
     A tensor that is quantised already is not rounded again unless it has to be: with as many bits it is returned as it
     is, with fewer its codes are widened.
@@ -73,7 +73,9 @@ def quantized_view(tensor: Tensor, bits: Bits, group: int = GROUP) -> AffineTens
                 tensor.exact,
                 WidenedRows(tensor),
             )
-    group = next((size for size in (group, GROUP // 2) if k % size == 0), k)
+    while k % group and group > GROUP // 2:
+        group //= 2
+    group = group if k % group == 0 else k
     zero, has_minimum = (W8_ZERO, False) if bits == 8 else (0, True)
     reader = QuantizedRows(tensor, bits, group)
     return AffineTensor(tensor.name, (rows, k), bits, group, zero, has_minimum, "f16", f"w{bits}", False, reader)

@@ -78,7 +78,7 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
             values = tensor.read_f32()
             return bf16(values) if name in embedded else values  # products round their weights themselves
         # The vocabulary is kept in 8 bits where the rest has 4.
-        vocabulary = quantization == "w4" and name in embedded | heads
+        vocabulary = quantization.startswith("w4") and name in embedded | heads
         form, (rounded,) = choose_form([tensor], "w8" if vocabulary else quantization, pieces.get(name, 0))
         assert isinstance(rounded, AffineTensor)
         return RoundedWeight(form, rounded)

@@ -85,6 +85,19 @@ def test_in_every_form_logits_equal_numpy_with_that_rounding(
     assert relative_error(found, expected) < 0.02
 
 
+@pytest.mark.parametrize("quantization", ["w8-channel", "w4-g64", "w4-g128"])
+def test_wider_groups_equal_numpy_with_that_rounding_whatever_the_steps(
+    quantization: str, tiny_models: dict[str, Path]
+) -> None:
+    directory = tiny_models["llama3"]
+    tokens = tokens_of(directory)
+    found = load(directory, quantization, "f32").prompt_logits(tokens)
+    expected = emulated_logits(graph_of(directory), opened(directory), quantization, tokens)
+    assert relative_error(found, expected) < 0.02
+    chunked = load(directory, quantization, "f32", max_num_batched_tokens=7, threads=1).prompt_logits(tokens)
+    np.testing.assert_array_equal(chunked.view(np.uint32), found.view(np.uint32))
+
+
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_by_default_logits_are_within_bf16_of_transformers(name: str, tiny_models: dict[str, Path]) -> None:
     directory = tiny_models[name]

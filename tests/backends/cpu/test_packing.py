@@ -67,14 +67,29 @@ def test_gate_and_up_are_packed_interleaved() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantization", "k"), [("w8", 64), ("w8-wide", 192), ("w8", 40), ("w8", 33), ("w4", 64), ("w4", 50), ("f32", 33)]
+    ("quantization", "k"),
+    [
+        ("w8", 64),
+        ("w8-wide", 192),
+        ("w8", 40),
+        ("w8", 33),
+        ("w4", 64),
+        ("w4", 50),
+        ("f32", 33),
+        ("w8-channel", 96),
+        ("w8-channel", 40),
+        ("w4-g32", 64),
+        ("w4-g64", 192),
+        ("w4-g128", 256),
+        ("w4-g128", 192),
+    ],
 )
 def test_dense_tensors_are_rounded_while_packing(quantization: str, k: int) -> None:
     weights = np.random.default_rng(0).standard_normal((20, k)).astype(np.float32)
     made = packing([dense(weights)], quantization)
     (rows,) = columns_of(made)
     expected = rotate_rows(weights, made.form.rotation) if made.form.rotation else weights
-    step = {"w8": 0.03, "w8-wide": 0.03, "w4": 0.5, "f32": 0}[quantization]
+    step = 0 if quantization == "f32" else 0.03 if quantization.startswith("w8") else 0.5
     assert np.abs(rows - expected).max() <= step
 
 

@@ -19,9 +19,13 @@ from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
 __all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
 
 # "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
-QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w4", "f32")
+QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "f32")
 
-_BITS: Mapping[str | None, Literal[4, 8]] = {"w8": 8, "w8-wide": 8, "w4": 4}
+_BITS: Mapping[str | None, Literal[4, 8]] = {
+    "w8": 8, "w8-wide": 8, "w8-channel": 8, "w4": 4, "w4-g32": 4, "w4-g64": 4, "w4-g128": 4
+}  # fmt: skip
+# k per scale and minimum, where the width of a tensor is a multiple of it.
+_W4_GROUPS: Mapping[str | None, int] = {"w4": 32, "w4-g32": 32, "w4-g64": 64, "w4-g128": 128}
 # k per scale of "w8-wide", the first that divides k: the wider, the less is done besides integer products.
 _WIDE_GROUPS = (192, 128, 64)
 
@@ -83,13 +87,20 @@ class WeightForm:
         return f"w{8 if self.form == Form.W8 else 4} group {self.group}{kind}"
 
 
+def vocabulary_form(quantization: str | None) -> str | None:
+    """The form of embedding and head, which 4 bits are too few for."""
+    return "w8" if quantization in _W4_GROUPS else quantization
+
+
 def rounded_groups(k: int, quantization: str | None, piece: int = 0) -> tuple[int, int]:
     """The k per scale and the block of the rotation of dense weights that are rounded to int8 while loading."""
     if quantization == "w8-wide":
         for group in _WIDE_GROUPS:
             if k % group == 0 and piece % group == 0:
                 return group, WIDE_ROTATION_BLOCK
-    return GROUP, ROTATION_BLOCK if k % ROTATION_BLOCK == 0 else 0
+    rotation = ROTATION_BLOCK if k % ROTATION_BLOCK == 0 else 0
+    # One scale for a whole row; those of activations stay with 32 of them.
+    return (k if quantization == "w8-channel" else GROUP), rotation
 
 
 def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int = 0) -> tuple[WeightForm, list[Tensor]]:
@@ -114,7 +125,8 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
         if rotation:
             tensors = [rotated_view(tensor, rotation) for tensor in dense]
     if quantization in _BITS:
-        tensors = [quantized_view(tensor, _BITS[quantization], group or GROUP) for tensor in tensors]
+        group = group or _W4_GROUPS.get(quantization, GROUP)
+        tensors = [quantized_view(tensor, _BITS[quantization], group) for tensor in tensors]
     affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
     if quantization == "none" or len(affine) < len(tensors):
         return WeightForm(Form.BF16), list(tensors)

@@ -11,17 +11,14 @@ from numpy.typing import NDArray
 
 from octavo._native import Act, Elementwise, Epilogue, Form, PackedWeight, Plan
 from octavo.backends.cpu.arena import Buffer, place
-from octavo.backends.cpu.forms import WeightForm, choose_form
+from octavo.backends.cpu.forms import WeightForm, choose_form, vocabulary_form
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
 from octavo.errors import ModelError
 from octavo.models import graph as ir
 from octavo.models.derived import TensorSource as WeightSource
 from octavo.models.derived import derived_source
 from octavo.models.rope import Rope
-from octavo.weights.built import BuiltRows
-from octavo.weights.row_views import shifted_view
 from octavo.weights.tensors import Tensor
-from octavo.weights.views import dequantized_view
 
 __all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "WeightSource", "lower"]
 
@@ -82,9 +79,8 @@ class Lowered:
     """A graph ready to be built: what to pack, the operations, and the arena they need."""
 
     shape: StepShape
-    output_width: int
+    vocab_size: int
     kv_f32: bool
-    bidirectional: bool = False
     packings: list[Packing] = field(default_factory=list)
     vectors: dict[str, Float32Array] = field(default_factory=dict)  # norms and biases, as they were read
     rope_tables: list[tuple[Float32Array, Float32Array]] = field(default_factory=list)
@@ -104,13 +100,11 @@ class Lowered:
             shape.max_sequences,
             shape.max_blocks,
             shape.head_rows,
-            self.output_width,
+            self.vocab_size,
             self.arena_bytes,
         )
         for cos, sin in self.rope_tables:
             plan.add_rope_tables(cos, sin)
-        if self.bidirectional:
-            plan.set_bidirectional()
         for operation in self.body:
             operation.add(plan, weights)
         plan.begin_head()
@@ -138,7 +132,7 @@ class _Lowering:
         self.source = derived_source(source, graph.derived)
         self.quantization = quantization
         self.shape = shape
-        self.result = Lowered(shape, graph.output_width, kv_f32, graph.encoder)
+        self.result = Lowered(shape, graph.vocab_size, kv_f32)
         self.widths = graph.widths()
         self.held: dict[ir.Value, dict[Requirement, Buffer]] = defaultdict(dict)
         self.buffers: list[Buffer] = []
@@ -233,8 +227,10 @@ class _Lowering:
     def _choose(self, names: Sequence[str], piece: int = 0) -> tuple[WeightForm, list[Tensor]]:
         """The form of a weight. w4 keeps the embedding and the head in w8, as GGUF files do: at 4 bits they alone cost
         twenty times what all layers do (mean KL 6.2e-2 against 3e-3 on SmolLM2)."""
-        vocabulary = self.quantization == "w4" and not self.vocabulary.isdisjoint(names)
-        return choose_form(self._tensors(names), "w8" if vocabulary else self.quantization, piece)
+        inside = self.vocabulary.isdisjoint(names)
+        return choose_form(
+            self._tensors(names), self.quantization if inside else vocabulary_form(self.quantization), piece
+        )
 
     def _form(self, node: ir.Linear) -> WeightForm:
         return self._choose(node.weights, self._piece(node.x))[0]
@@ -296,10 +292,6 @@ class _Lowering:
     def _position_embedding(self, node: ir.PositionEmbedding) -> None:
         """Positions stay in float32: the table is small, and every value behind it is built on what it adds."""
         tensor = self.source.tensor(node.weight)
-        if node.plus is not None:
-            added = self._vector(node.plus)[0]
-            if not isinstance(tensor.reader, BuiltRows):  # in which it has been added
-                tensor = shifted_view(dequantized_view(tensor), added)
         # Whole blocks, so that no position of a block table lies outside; those past the model's own are zeros.
         count = node.offset + -(-(node.positions - node.offset) // BLOCK_SIZE) * BLOCK_SIZE
         columns, _ = stacked_columns([node.positions])

@@ -1,0 +1,1 @@
+"""Layouts quantised checkpoints are written in: AWQ, GPTQ, compressed-tensors."""
