@@ -83,7 +83,7 @@ void AttentionWork::build(const AttentionStep& step, int64_t partial_slots) {
             piece.sequence = (int32_t)s;
             piece.token_begin = first_token + t;
             piece.token_end = first_token + std::min(t + tile, count);
-            const int32_t oldest = start + t, last = start + std::min(t + tile, count) - 1;
+            const int32_t oldest = start + t, last = start + (bidirectional_ ? count : std::min(t + tile, count)) - 1;
             piece.span_begin = window_ > 0 ? std::max(0, oldest - window_ + 1) / kSpan : 0;
             piece.span_end = last / kSpan + 1;
             piece.last = last;

@@ -24,8 +24,12 @@ struct AttentionMerge {
 // The work of one attention operation; shared by all layers with the same window and head shape.
 class AttentionWork {
   public:
-    AttentionWork(int window, int q_heads, int kv_heads) : window_(window), q_heads_(q_heads), kv_heads_(kv_heads) {}
-    bool serves(int window, int q_heads, int kv_heads) const { return window_ == window && q_heads_ == q_heads && kv_heads_ == kv_heads; }
+    // bidirectional: every token sees the whole sequence, all of which is in the step.
+    AttentionWork(int window, int q_heads, int kv_heads, bool bidirectional)
+        : window_(window), q_heads_(q_heads), kv_heads_(kv_heads), bidirectional_(bidirectional) {}
+    bool serves(int window, int q_heads, int kv_heads, bool bidirectional) const {
+        return window_ == window && q_heads_ == q_heads && kv_heads_ == kv_heads && bidirectional_ == bidirectional;
+    }
 
     // Splits a step. That changes who computes what, never an order of summation. `partial_slots`: states there is room for.
     void build(const AttentionStep& step, int64_t partial_slots);
@@ -45,6 +49,7 @@ class AttentionWork {
     void add(const AttentionItem& item, bool split_heads);
 
     int window_, q_heads_, kv_heads_;
+    bool bidirectional_;
     std::vector<AttentionPiece> pieces_;
     std::vector<AttentionItem> items_;
     std::vector<AttentionMerge> merges_;

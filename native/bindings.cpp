@@ -167,6 +167,8 @@ void bind_plan(nb::module_& m) {
              [](Plan& p, std::string name, Elementwise kind, const Activation& a, std::optional<Activation> b, int64_t width, float scalar,
                 const Activation& out) { p.add_elementwise(std::move(name), kind, a, b ? &*b : nullptr, width, scalar, out); },
              "name"_a, "kind"_a, "a"_a, "b"_a.none(), "width"_a, "scalar"_a, "out"_a)
+        .def("set_bidirectional", &Plan::set_bidirectional,
+             "Has every token attend to the whole of its sequence; before the first attention.")
         .def("begin_head", &Plan::begin_head)
         .def("set_logits", &Plan::set_logits, "logits"_a)
         .def("make_pool", &Plan::make_pool, "blocks"_a, "kv_f32"_a)

@@ -100,9 +100,10 @@ void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, con
                      int64_t offset) {
     require(out.form == Act::F32 && out.width >= weight->view().k, "an embedding writes f32 rows as wide as the weight");
     require(offset >= 0 && offset <= kMaxTokens && (positions || offset == 0), "offset of an embedding: " + std::to_string(offset));
-    const int64_t rows_read = positions ? limits_.table_stride * kBlock + offset : limits_.vocab;
+    const int64_t rows_read = positions ? limits_.table_stride * kBlock + offset : bidirectional_ ? 1 : limits_.vocab;
     require(rows_read <= weight->view().columns, "the embedding has fewer rows than there are tokens or positions");
     require(!in_head_, "an embedding is not part of the head");
+    if (!positions) known_tokens_ = known_tokens_ == 0 ? weight->real_columns() : std::min(known_tokens_, weight->real_columns());
     const ActView rows = view(out, limits_.max_tokens);
     auto& op = add(Kind::Embed, std::move(name));
     op.embed = {weight->view(), positions ? positions_.data() : tokens.data(), offset, (float*)rows.data, out.width, scale};
@@ -212,6 +213,12 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     layers_ = std::max(layers_, layer + 1);
 }
 
+void Plan::set_bidirectional() {
+    require(work_.empty(), "what attention sees is said before the first of it is added");
+    bidirectional_ = true;
+    ends_.resize(positions_.size());
+}
+
 void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
                          float softcap, int window, const Activation& out, const std::vector<float>& slopes) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
@@ -241,7 +248,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     std::vector<float> raised = slopes;
     for (float& slope : raised) slope /= scale;
     a.slopes = keep(raised);
-    a.positions = positions_.data();
+    a.positions = (bidirectional_ ? ends_ : positions_).data();
     a.block_tables = block_tables.data();
     a.table_stride = limits_.table_stride;
     a.out = to;
@@ -310,8 +317,8 @@ void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
 
 AttentionWork& Plan::work_list(const AttentionArgs& a) {
     for (auto& w : work_)
-        if (w->serves(a.window, a.q_heads, a.kv_heads)) return *w;
-    work_.push_back(std::make_unique<AttentionWork>(a.window, a.q_heads, a.kv_heads));
+        if (w->serves(a.window, a.q_heads, a.kv_heads, bidirectional_)) return *w;
+    work_.push_back(std::make_unique<AttentionWork>(a.window, a.q_heads, a.kv_heads, bidirectional_));
     return *work_.back();
 }
 
@@ -393,6 +400,7 @@ class Plan::StepJob final : public Job {
 void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_out) {
     require(sequences >= 1 && sequences <= limits_.max_sequences, "sequences of a step: " + std::to_string(sequences) + ", limit " + std::to_string(limits_.max_sequences));
     require(layers_ == 0 || kv_, "a plan with attention needs a pool before it is run");
+    const int64_t known = known_tokens_ > 0 ? known_tokens_ : limits_.vocab;
     int64_t count = 0;
     for (int64_t s = 0; s < sequences; ++s) {
         const int64_t start = starts[(size_t)s], n = counts[(size_t)s];
@@ -408,7 +416,11 @@ void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_
             positions_[(size_t)(count + i)] = (int32_t)position;
             slots_[(size_t)(count + i)] = table[position / kBlock] * kBlock + (int32_t)(position % kBlock);
             const int32_t token = tokens[(size_t)(count + i)];
-            require(token >= 0 && token < limits_.vocab, "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(limits_.vocab));
+            require(token >= 0 && token < known, "token " + std::to_string(token) + " is outside the vocabulary of " + std::to_string(known));
+        }
+        if (bidirectional_) {
+            require(start == 0, "sequence " + std::to_string(s) + " begins at " + std::to_string(start) + ", but is to be seen whole");
+            std::fill_n(ends_.begin() + count, n, (int32_t)(n - 1));
         }
         count += n;
     }

@@ -64,6 +64,8 @@ class Plan {
                        float softcap, int window, const Activation& out, const std::vector<float>& slopes = {});
     void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                          const Activation& out);
+    // Every token attends to the whole of its sequence, all of which is in one step. Call before the first add_attention.
+    void set_bidirectional();
     void begin_head();  // the operations that follow work on the rows whose logits are wanted
     void set_logits(const Activation& logits);
     // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_rope.
@@ -149,6 +151,9 @@ class Plan {
     std::vector<RopeTables> rope_tables_;
     std::vector<std::shared_ptr<PackedWeight>> weights_;
     std::vector<int32_t> positions_, slots_;
+    std::vector<int32_t> ends_;  // the last position of each token's sequence; filled where all of it is seen
+    bool bidirectional_ = false;
+    int64_t known_tokens_ = 0;  // ids that the embedding has a row for
     std::vector<std::unique_ptr<AttentionWork>> work_;  // per window and head shape
     std::vector<float> partials_;
     std::unique_ptr<Region> scratch_;

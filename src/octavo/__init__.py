@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         WeightsError,
     )
     from octavo.frontend.async_llm import AsyncLLM
+    from octavo.frontend.encoder import AsyncEncoder, Embedding, Encoder
     from octavo.frontend.llm import LLM
     from octavo.frontend.options import EngineOptions
     from octavo.frontend.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AsyncEncoder",
     "AsyncLLM",
     "CapacityError",
     "CompletionOutput",
     "ConfigError",
     "DownloadError",
+    "Embedding",
+    "Encoder",
     "EngineDeadError",
     "EngineOptions",
     "GenerationError",
@@ -52,6 +56,9 @@ __all__ = [
 _HOMES = {
     "LLM": "octavo.frontend.llm",
     "AsyncLLM": "octavo.frontend.async_llm",
+    "AsyncEncoder": "octavo.frontend.encoder",
+    "Embedding": "octavo.frontend.encoder",
+    "Encoder": "octavo.frontend.encoder",
     "EngineOptions": "octavo.frontend.options",
     "CompletionOutput": "octavo.frontend.outputs",
     "Logprob": "octavo.frontend.outputs",

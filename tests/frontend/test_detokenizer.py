@@ -13,7 +13,7 @@ from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
 
 from octavo.errors import ModelError
-from octavo.frontend.detokenizer import DecodeStyle, IncrementalDetokenizer
+from octavo.frontend.detokenizer import DecodeStyle, IncrementalDetokenizer, Pieces
 from octavo.frontend.tokenizer import Tokenizer, load_tokenizer
 from tests.frontend.corpus import CORPUS
 
@@ -191,6 +191,18 @@ def test_a_decoder_that_cannot_be_streamed_is_refused_by_name() -> None:
     backend = Backend(models.BPE({"a": 0}, []))
     with pytest.raises(ModelError, match="missing"):
         DecodeStyle.of(backend)
-    backend.decoder = decoders.WordPiece()
-    with pytest.raises(ModelError, match="WordPiece"):
+    backend.decoder = decoders.CTC()
+    with pytest.raises(ModelError, match="CTC"):
         DecodeStyle.of(backend)
+
+
+# -- WordPiece --------------------------------------------------------------------------------------------------------
+
+
+def test_word_pieces_are_joined_and_words_parted() -> None:
+    backend = Backend(models.WordPiece({"[UNK]": 0, "hello": 1, "##s": 2, "world": 3, "##wide": 4}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    pieces = Pieces(backend, DecodeStyle.of(backend), frozenset())
+    for ids in ([1, 2, 3, 4], [3], [2, 1], [1, 3, 3, 2]):
+        expected = backend.decode(ids)
+        assert pieces.text(ids, at_start=True) == (expected if ids[0] != 2 else expected.removeprefix("##"))

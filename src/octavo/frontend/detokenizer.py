@@ -53,13 +53,16 @@ class DecodeStyle:
 
     ``byte_level``: tokens are written in the byte alphabet. Otherwise they are text in which ``mark`` is a space, and
     with ``byte_fallback`` tokens like <0x0A> are bytes. ``strip`` says what is taken from the start of a text: nothing,
-    "space" one leading space, "piece" every leading space of the first token.
+    "space" one leading space, "piece" every leading space of the first token. With ``continues`` (WordPiece) a token
+    that begins with it joins the one before, and any other begins a word; the spaces such vocabularies lose before
+    punctuation are not taken out again.
     """
 
     byte_level: bool
     mark: str = "\u2581"
     byte_fallback: bool = False
     strip: str = ""
+    continues: str = ""
 
     @classmethod
     def of(cls, backend: Backend) -> DecodeStyle:
@@ -72,6 +75,8 @@ class DecodeStyle:
         if kinds == ("Metaspace",):
             strips = steps[0].get("prepend_scheme", "always") != "never"
             return cls(False, mark=steps[0].get("replacement", "\u2581"), strip="piece" if strips else "")
+        if kinds == ("WordPiece",):
+            return cls(False, strip="space", continues=steps[0].get("prefix") or "##")
         if kinds[:1] == ("Replace",) and steps[0].get("content") == " ":
             mark = (steps[0].get("pattern") or {}).get("String")
             rest = tuple(kind for kind in kinds[1:] if kind != "Fuse")
@@ -81,8 +86,8 @@ class DecodeStyle:
                 if mark and rest in ((), ("ByteFallback",)):
                     return cls(False, mark=mark, byte_fallback=bool(rest), strip="" if strip is None else "space")
         raise ModelError(
-            f"the tokenizer's decoder ({', '.join(map(str, kinds))[:200]}) is not supported: octavo reads byte-level "
-            "and SentencePiece decoders"
+            f"the tokenizer's decoder ({', '.join(map(str, kinds))[:200]}) is not supported: octavo reads byte-level, "
+            "SentencePiece and WordPiece decoders"
         )
 
 
@@ -98,6 +103,7 @@ class Pieces(dict[int, "str | bytes"]):
         self._byte_level = style.byte_level
         self._byte_fallback = style.byte_fallback
         self._mark = style.mark
+        self._continues = style.continues
         self._hidden = hidden
         self.strip = style.strip
         self.errors = "replace" if style.byte_level else _BYTEWISE
@@ -124,6 +130,9 @@ class Pieces(dict[int, "str | bytes"]):
             digits = token[3:5]
             if _HEX.issuperset(digits):
                 return bytes([int(digits, 16)])
+        if self._continues:
+            joined = token.startswith(self._continues)
+            return token.removeprefix(self._continues) if joined else f" {token}"
         return token.replace(self._mark, " ")
 
     def text(self, token_ids: Iterable[int], *, at_start: bool) -> str:

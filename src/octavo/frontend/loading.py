@@ -16,6 +16,7 @@ from octavo.backends.cpu.tuning_cache import choices_for
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.phases import PhaseProfile
+from octavo.errors import ModelError
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
 from octavo.frontend.options import EngineOptions
 from octavo.frontend.tokenizer import Tokenizer, give_back_memory, load_tokenizer
@@ -140,6 +141,11 @@ def load_engine(
 def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedModel:
     with describe_model(path) as description, ExitStack() as stack:
         checkpoint, graph = description.checkpoint, description.graph
+        if graph.encoder:
+            raise ModelError(
+                f"{path}: {graph.architecture} is an encoder, which makes embeddings and generates no text; use "
+                "octavo.Encoder, or octavo serve and /v1/embeddings"
+            )
         hardware = probe()
         plan = fit_memory(description, options, hardware)
         _log.info("%s", plan.render())

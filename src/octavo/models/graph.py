@@ -78,8 +78,14 @@ class Graph:
     max_position: int
     duplicates: Mapping[str, str] = field(default_factory=dict)
     derived: Mapping[str, Derived] = field(default_factory=dict)
+    encoder: bool = False
     renames: tuple[tuple[str, str], ...] = ()
     buffers: str | None = None
+
+    @property
+    def output_width(self) -> int:
+        """The width of the output: logits, or an encoder's vectors."""
+        return self.hidden_size if self.encoder else self.vocab_size
 
     def _error(self, message: str) -> ModelError:
         return ModelError(f"graph {self.architecture}: {message}")
@@ -150,8 +156,8 @@ class Graph:
         """Refuse a graph that is not well formed; each message names the node, value or weight at fault."""
         widths = self.widths()
         self._check_derived(self.weights())
-        if widths.get(self.output) != self.vocab_size:
-            raise self._error(f"output %{self.output} has width {widths.get(self.output)}, not {self.vocab_size}")
+        if widths.get(self.output) != self.output_width:
+            raise self._error(f"output %{self.output} has width {widths.get(self.output)}, not {self.output_width}")
         self._check_weights_read_once()
         self._check_values_read(widths)
         self._check_rows()
@@ -267,10 +273,18 @@ class GraphBuilder:
             )
         )
 
-    def position_embedding(self, weight: str, positions: int, offset: int = 0) -> Value:
+    def position_embedding(
+        self, weight: str, positions: int, offset: int = 0, *, plus: str | None = None, plus_rows: int = 0
+    ) -> Value:
         return self._emit(
             PositionEmbedding(
-                output=self._next(), weight=weight, positions=positions, features=self.hidden_size, offset=offset
+                output=self._next(),
+                weight=weight,
+                positions=positions,
+                features=self.hidden_size,
+                offset=offset,
+                plus=plus,
+                plus_rows=plus_rows,
             )
         )
 
@@ -366,6 +380,7 @@ class GraphBuilder:
         duplicates: Mapping[str, str] | None = None,
         renames: tuple[tuple[str, str], ...] = (),
         buffers: str | None = None,
+        encoder: bool = False,
     ) -> Graph:
         """The finished graph, checked."""
         graph = Graph(
@@ -380,6 +395,7 @@ class GraphBuilder:
             derived=dict(self.derived),
             renames=renames,
             buffers=buffers,
+            encoder=encoder,
         )
         graph.check()
         return graph

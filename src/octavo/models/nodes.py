@@ -61,12 +61,17 @@ class Embedding(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class PositionEmbedding(Node):
-    """Rows of `weight` [positions, width] picked by the position of each token plus `offset`."""
+    """Rows of `weight` [positions, width] picked by the position of each token plus `offset`.
+
+    Row 0 of `plus` [plus_rows, width] is added to each: the type of the tokens of a single text, in BERT.
+    """
 
     weight: str
     positions: int
     features: int
     offset: int = 0
+    plus: str | None = None
+    plus_rows: int = 0
 
     def inputs(self) -> tuple[Value, ...]:
         return ()
@@ -75,7 +80,10 @@ class PositionEmbedding(Node):
         return self.features
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
-        return {self.weight: (self.positions, self.features)}
+        shapes: dict[str, Shape] = {self.weight: (self.positions, self.features)}
+        if self.plus is not None:
+            shapes[self.plus] = (self.plus_rows, self.features)
+        return shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -85,7 +85,8 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
             return f"embedding({weights([node.weight])}" + (f", scale {node.scale:g})" if node.scale != 1.0 else ")")
         case PositionEmbedding():
             plus = f" + {node.offset}" if node.offset else ""
-            return f"position_embedding({weights([node.weight])}, position{plus})"
+            added = "" if node.plus is None else f", + row 0 of {weights([node.plus])}"
+            return f"position_embedding({weights([node.weight])}, position{plus}{added})"
         case RmsNorm():
             plus = ", 1 + weight" if node.plus_one else ""
             return f"rms_norm({values(node.x)}, {weights([node.weight])}, eps {node.eps:g}{plus})"

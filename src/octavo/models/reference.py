@@ -113,6 +113,8 @@ class _Run:
                 return embedded
             case PositionEmbedding():
                 rows: Array = self.weight(node.weight)[node.offset : node.offset + len(self.token_ids)]
+                if node.plus is not None:
+                    rows = rows + self.weight(node.plus)[0]
                 return rows
             case RmsNorm():
                 return _rms_norm(inputs[0], self.weight(node.weight), node.eps, node.plus_one)
@@ -172,7 +174,7 @@ class _Run:
         distance = np.arange(tokens)[:, None] - np.arange(tokens)[None, :]
         if node.alibi is not None:
             scores = scores - np.asarray(node.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
-        visible = distance >= 0
+        visible = np.full_like(distance, True, dtype=bool) if self.graph.encoder else distance >= 0
         if node.sliding_window is not None:
             visible &= distance < node.sliding_window
         scores = np.where(visible, scores, np.float32(-np.inf))

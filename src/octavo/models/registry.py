@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,6 +51,7 @@ class Family:
     architectures: tuple[str, ...]
     build: Callable[[ConfigReader], Graph]
     summary: str
+    encoder: bool = False
 
 
 @cache
@@ -59,8 +61,14 @@ def supported_families() -> tuple[Family, ...]:
     for item in pkgutil.iter_modules(families.__path__):
         module = importlib.import_module(f"{families.__name__}.{item.name}")
         summary = (module.__doc__ or item.name).strip().splitlines()[0].removesuffix(".")
-        found.append(Family(item.name, tuple(module.ARCHITECTURES), module.build, summary))
+        model_type = getattr(module, "MODEL_TYPE", item.name)  # one with a hyphen is no module's name
+        found.append(Family(model_type, tuple(module.ARCHITECTURES), module.build, summary, _is_encoder(module)))
     return tuple(found)
+
+
+def _is_encoder(module: ModuleType) -> bool:
+    """Whether a family's models make vectors instead of text: its module says ENCODER = True."""
+    return getattr(module, "ENCODER", False) is True
 
 
 def find_family(config: Mapping[str, Any]) -> Family:

@@ -32,7 +32,7 @@ class Load(msgspec.Struct):
 
 async def _health(call: Call) -> Response:
     """Asks nothing of the engine, whose last sign of life is known, so that it is answered at once."""
-    if not call.serving.llm.engine_alive:
+    if not call.serving.service.engine_alive:
         raise Failure(Kind.unavailable, "The engine does not answer.", code="engine_unavailable", retry_after=1)
     return Response(status_code=200)
 
@@ -48,7 +48,7 @@ async def _version(call: Call) -> Response:
 
 
 async def _load(call: Call) -> Response:
-    return json_response(Load(call.serving.llm.num_running))
+    return json_response(Load(call.serving.service.num_running))
 
 
 def _open(method: str, path: str, handler: Handler, summary: str) -> Endpoint:

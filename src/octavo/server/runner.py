@@ -19,6 +19,7 @@ from octavo import __version__
 from octavo.errors import ConfigError
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.options import DEFAULT_MODEL
+from octavo.frontend.pooling import is_encoder
 from octavo.observability import logs
 from octavo.observability.metrics import Metrics
 from octavo.observability.tracing import Tracer
@@ -27,6 +28,7 @@ from octavo.server.listening import HttpServer, bind, tls_context
 from octavo.server.options import ENGINE_DEFAULTS, ServerOptions
 from octavo.server.security import KeyRing
 from octavo.server.serving import Serving
+from octavo.weights.hub import resolve_model
 
 if TYPE_CHECKING:
     import socket
@@ -49,6 +51,14 @@ def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separat
     tracer = None
     if options.otlp_endpoint is not None:
         tracer = Tracer.connect(options.otlp_endpoint, service_name=options.otlp_service_name, version=__version__)
+    path = resolve_model(options.engine.model) if llm is None else None
+    if path is not None and is_encoder(path):
+        from octavo.frontend.encoder import AsyncEncoder
+
+        encoder = AsyncEncoder(**asdict(options.engine))
+        return Serving(
+            service=encoder, options=options, model_names=names, version=__version__, observer=observer, tracer=tracer
+        )
     if llm is None:
         llm = AsyncLLM(
             separate_process=separate_process,
@@ -59,7 +69,7 @@ def make_serving(options: ServerOptions, llm: AsyncLLM | None = None, *, separat
             **asdict(options.engine),
         )
     return Serving(
-        llm=llm,
+        service=llm,
         options=options,
         model_names=names,
         version=__version__,
@@ -145,9 +155,9 @@ class RunningApp:
         await self._finish(_FLUSH_SECONDS)
 
     async def _watch_engine(self) -> None:
-        while self.serving.llm.failure is None:
+        while self.serving.service.failure is None:
             await asyncio.sleep(_WATCH_SECONDS)
-        print(f"octavo: the engine is lost for good: {self.serving.llm.failure}", file=sys.stderr, flush=True)
+        print(f"octavo: the engine is lost for good: {self.serving.service.failure}", file=sys.stderr, flush=True)
         self._code = 1
         self._drain.set()
         self._stop.set()
@@ -174,7 +184,7 @@ def run(options: ServerOptions, report: Callable[[str], None] = print) -> int:
     try:
         return _loop(serving, sockets, report)
     finally:
-        serving.llm.shutdown()
+        serving.service.shutdown()
         if serving.tracer is not None:
             serving.tracer.close()
 
@@ -195,7 +205,7 @@ async def _main(serving: Serving, sockets: list[socket.socket], report: Callable
         gc.collect()
         gc.freeze()
         gc.enable()
-        report(serving.llm.memory_report)
+        report(serving.service.memory_report)
         names = ", ".join(serving.model_names)
         report(f"octavo {serving.version} serves {names} at {running.http.url}")
 

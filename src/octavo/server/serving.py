@@ -10,6 +10,7 @@ from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
     from octavo.frontend.async_llm import AsyncLLM
+    from octavo.frontend.encoder import AsyncEncoder
     from octavo.observability.metrics import Metrics
     from octavo.observability.tracing import Tracer
     from octavo.server.call import Call
@@ -27,14 +28,15 @@ def _created() -> int:
 
 @dataclass(kw_only=True)
 class Serving:
-    """One model being served. ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM.
+    """One model being served, one that generates text or an encoder.
 
-    ``calls`` holds the calls that are being answered by their request id, ``engine_ids`` the engine's ids of what is
-    being generated for them; ``chat_template`` is the text of the chat template to use in place of the model's own,
-    ``observer`` counts and ``tracer`` traces what happens.
+    ``created`` is the Unix time of the start; ``draining`` is set by the first SIGTERM. ``calls`` holds the calls that
+    are being answered by their request id, ``engine_ids`` the engine's ids of what is being generated for them;
+    ``chat_template`` is the text of the chat template to use in place of the model's own, ``observer`` counts and
+    ``tracer`` traces what happens.
     """
 
-    llm: AsyncLLM
+    service: AsyncLLM | AsyncEncoder
     options: ServerOptions
     model_names: list[str]
     version: str
@@ -45,6 +47,26 @@ class Serving:
     draining: bool = False
     calls: dict[str, set[Call]] = field(default_factory=dict)
     engine_ids: set[str] = field(default_factory=set)
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The model that generates; a Failure when what is served is an encoder."""
+        from octavo.frontend.async_llm import AsyncLLM
+
+        if not isinstance(self.service, AsyncLLM):
+            message = f"The model `{self.model_names[0]}` is an encoder: it makes embeddings and generates no text."
+            raise Failure(Kind.invalid, message, param="model", code="not_generative")
+        return self.service
+
+    @property
+    def encoder(self) -> AsyncEncoder:
+        """The encoder; a Failure when what is served generates text."""
+        from octavo.frontend.encoder import AsyncEncoder
+
+        if not isinstance(self.service, AsyncEncoder):
+            message = f"The model `{self.model_names[0]}` generates text and makes no embeddings: serve an encoder."
+            raise Failure(Kind.invalid, message, param="model", code="no_embeddings")
+        return self.service
 
     def check_model(self, name: str | None) -> str:
         """The name a request gets its answer under: the one it asked for, or the first when it named none.

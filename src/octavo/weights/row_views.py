@@ -25,7 +25,7 @@ from octavo.weights.tensors import (
 )
 from octavo.weights.views import MappedRows
 
-__all__ = ["RowOrder", "matrix_of_stack", "picked_view", "scaled_view", "transposed_view"]
+__all__ = ["RowOrder", "matrix_of_stack", "picked_view", "scaled_view", "shifted_view", "transposed_view"]
 
 RowOrder = npt.NDArray[np.int64]
 
@@ -228,3 +228,26 @@ def scaled_view(tensor: Tensor, factor: float) -> Tensor:
         exact = tensor.exact and float(np.frexp(number)[0]) in (0.5, -0.5)
         return replace(tensor, scale_dtype="f32", exact=exact, reader=_ScaledAffine(tensor, number))
     return DenseTensor(tensor.name, tensor.shape, "f32", _ScaledDense(tensor, number))
+
+
+@dataclass(frozen=True)
+class _ShiftedDense:
+    """The rows of a dense tensor with one row added to each."""
+
+    reader: DenseReader
+    added: Float32Array
+
+    def dense_rows(self, start: int, stop: int) -> Float32Array:
+        shifted: Float32Array = self.reader.dense_rows(start, stop) + self.added
+        return shifted
+
+    def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
+        return None
+
+    def release(self) -> None:
+        self.reader.release()
+
+
+def shifted_view(tensor: DenseTensor, added: Float32Array) -> DenseTensor:
+    """The matrix with a row added to each of its rows, in float32."""
+    return replace(tensor, dtype="f32", reader=_ShiftedDense(tensor.reader, added))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._native import Plan, Sampler, available_levels
+from octavo._native import PackedWeight, Plan, Sampler, available_levels
 from octavo.backends.cpu.built import attach_weights
 from octavo.backends.cpu.forms import is_lossy
 from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
@@ -29,7 +29,7 @@ from octavo.sampling.rows import SamplerBatch
 from octavo.weights.built import BuiltCheckpoint
 from octavo.weights.tensors import AffineTensor
 
-__all__ = ["CpuBackend", "instruction_set"]
+__all__ = ["CpuBackend", "instruction_set", "packed_weights"]
 
 Float32Array = NDArray[np.float32]
 _PREFAULT = 512 << 20  # bytes: what 64 requests of 300 tokens take in a small model
@@ -93,15 +93,8 @@ class CpuBackend:
         shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
         kv_f32 = is_f32_kv(kv_cache_dtype)
         lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
-        if quantization is None:
-            _report_losses(lowered)
-        elif quantization == "w8-wide":
-            _report_narrow(lowered)
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as helper:
-            if isinstance(source, BuiltCheckpoint):
-                packing = helper.submit(attach_weights, lowered.packings, source, threads)
-            else:
-                packing = helper.submit(pack_all, lowered.packings, threads)
+            packing = helper.submit(packed_weights, lowered, source, quantization, threads)
             if meanwhile is not None:
                 meanwhile()
             weights = packing.result()
@@ -257,6 +250,19 @@ class CpuBackend:
             self.__dict__.pop(name, None)
 
 
+def packed_weights(
+    lowered: Lowered, source: WeightSource, quantization: str | None, threads: int
+) -> list[PackedWeight]:
+    """The weights of a lowered graph, packed, or mapped from a built model; says which run otherwise than stored."""
+    if quantization is None:
+        _report_losses(lowered)
+    elif quantization == "w8-wide":
+        _report_narrow(lowered)
+    if isinstance(source, BuiltCheckpoint):
+        return attach_weights(lowered.packings, source, threads)
+    return pack_all(lowered.packings, threads)
+
+
 def _report_losses(lowered: Lowered) -> None:
     """Say which tensors do not run as they are in the file, though nobody asked for another form."""
     losses: Counter[tuple[str, str]] = Counter()
@@ -271,7 +277,7 @@ def _report_losses(lowered: Lowered) -> None:
 
 def _report_narrow(lowered: Lowered) -> None:
     """Say which tensors run in narrower groups than were asked for."""
-    narrow = Counter(str(packing.form) for packing in lowered.packings if packing.form.affine and not packing.form.wide)
+    narrow = Counter(str(packing.form) for packing in lowered.packings if not packing.form.wide)
     for form, count in narrow.items():
         _log.warning("weights: %d linears have no wide groups (by their width or own codes) and run as %s", count, form)
 

@@ -18,7 +18,10 @@ from octavo.models import graph as ir
 from octavo.models.derived import TensorSource as WeightSource
 from octavo.models.derived import derived_source
 from octavo.models.rope import Rope
+from octavo.weights.built import BuiltRows
+from octavo.weights.row_views import shifted_view
 from octavo.weights.tensors import Tensor
+from octavo.weights.views import dequantized_view
 
 __all__ = ["BLOCK_SIZE", "HEAD_ROWS", "Lowered", "StepShape", "WeightSource", "lower"]
 
@@ -79,8 +82,9 @@ class Lowered:
     """A graph ready to be built: what to pack, the operations, and the arena they need."""
 
     shape: StepShape
-    vocab_size: int
+    output_width: int
     kv_f32: bool
+    bidirectional: bool = False
     packings: list[Packing] = field(default_factory=list)
     vectors: dict[str, Float32Array] = field(default_factory=dict)  # norms and biases, as they were read
     rope_tables: list[tuple[Float32Array, Float32Array]] = field(default_factory=list)
@@ -100,11 +104,13 @@ class Lowered:
             shape.max_sequences,
             shape.max_blocks,
             shape.head_rows,
-            self.vocab_size,
+            self.output_width,
             self.arena_bytes,
         )
         for cos, sin in self.rope_tables:
             plan.add_rope_tables(cos, sin)
+        if self.bidirectional:
+            plan.set_bidirectional()
         for operation in self.body:
             operation.add(plan, weights)
         plan.begin_head()
@@ -132,7 +138,7 @@ class _Lowering:
         self.source = derived_source(source, graph.derived)
         self.quantization = quantization
         self.shape = shape
-        self.result = Lowered(shape, graph.vocab_size, kv_f32)
+        self.result = Lowered(shape, graph.output_width, kv_f32, graph.encoder)
         self.widths = graph.widths()
         self.held: dict[ir.Value, dict[Requirement, Buffer]] = defaultdict(dict)
         self.buffers: list[Buffer] = []
@@ -292,6 +298,10 @@ class _Lowering:
     def _position_embedding(self, node: ir.PositionEmbedding) -> None:
         """Positions stay in float32: the table is small, and every value behind it is built on what it adds."""
         tensor = self.source.tensor(node.weight)
+        if node.plus is not None:
+            added = self._vector(node.plus)[0]
+            if not isinstance(tensor.reader, BuiltRows):  # in which it has been added
+                tensor = shifted_view(dequantized_view(tensor), added)
         # Whole blocks, so that no position of a block table lies outside; those past the model's own are zeros.
         count = node.offset + -(-(node.positions - node.offset) // BLOCK_SIZE) * BLOCK_SIZE
         columns, _ = stacked_columns([node.positions])

@@ -64,12 +64,12 @@ _INHERITED = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "m
 
 
 def _card(serving: Serving, name: str) -> ModelCard:
-    config = serving.llm.generation_config
+    config = serving.service.generation_config
     return ModelCard(
         id=name,
         created=serving.created,
         root=serving.options.engine.model,
-        max_model_len=serving.llm.max_model_len,
+        max_model_len=serving.service.max_model_len,
         permission=[ModelPermission(id=f"modelperm-{serving.created:x}", created=serving.created)],
         generation_config={field: config[field] for field in _INHERITED if config.get(field) is not None},
     )

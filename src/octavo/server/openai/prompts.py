@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo.errors import ParameterError
 from octavo.server.failures import Failure, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from octavo.frontend.tokenizer import Tokenizer
     from octavo.server.openai.schemas import GenerationRequest
 
-__all__ = ["LONG_TEXT", "EncodedPrompt", "as_prompts", "check_ids", "check_length", "encode_prompts", "fit_context"]
+__all__ = [
+    "LONG_TEXT",
+    "EncodedPrompt",
+    "as_prompts",
+    "check_ids",
+    "check_length",
+    "encode_off_loop",
+    "encode_prompts",
+    "fit_context",
+]
 
 # Characters above which a text is read in a worker thread, so that the event loop goes on serving others.
 LONG_TEXT = 8_000
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -33,17 +44,16 @@ class EncodedPrompt:
         return tokenizer.decode(self.token_ids, skip_special_tokens) if self.text is None else self.text
 
 
-def as_prompts(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
-    """Tell apart the four forms of ``prompt``: a list of integers is one prompt."""
+def as_prompts(prompt: str | list[str | int | list[int]] | None, field: str = "prompt") -> list[str | list[int]]:
+    """Tell apart the four forms of ``prompt`` (which a client calls ``field``): a list of integers is one prompt."""
     if isinstance(prompt, str):
         prompt = [prompt] if prompt else None
     if not prompt:
-        raise Failure(
-            Kind.invalid, "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt"
-        )  # fmt: skip
+        what = "Either prompt or prompt_embeds" if field == "prompt" else field
+        raise Failure(Kind.invalid, f"{what} must be provided and non-empty.", param=field)
     kinds = {type(item) for item in prompt}
     if len(kinds) > 1:
-        raise ParameterError("prompt", prompt, "a text, token ids, a list of texts, or a list of lists of token ids")
+        raise ParameterError(field, prompt, "a text, token ids, a list of texts, or a list of lists of token ids")
     if kinds == {int}:
         return [list(prompt)]  # type: ignore[arg-type]  # integers all of them
     return list(prompt)  # type: ignore[arg-type]  # all texts, or all lists
@@ -84,6 +94,11 @@ async def encode_prompts(
                 found.append(EncodedPrompt(prompt, None))
         return found
 
+    return await encode_off_loop(encode, prompts)
+
+
+async def encode_off_loop(encode: Callable[[], T], prompts: Sequence[str | list[int]]) -> T:
+    """What ``encode`` makes of prompts, in a worker thread when they are long."""
     if sum(len(prompt) for prompt in prompts) > LONG_TEXT:
         return await asyncio.to_thread(encode)
     return encode()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from octavo.server.endpoints import Endpoint
 from octavo.server.openai.chat import chat
 from octavo.server.openai.completions import completions
+from octavo.server.openai.embeddings import EmbeddingAnswer, EmbeddingRequest, embeddings
 from octavo.server.openai.errors import OPENAI
 from octavo.server.openai.models import ModelCard, ModelList, get_model, list_models
 from octavo.server.openai.schemas_chat import ChatAnswer, ChatRequest
@@ -38,6 +39,10 @@ def endpoints(serving: Serving) -> list[Endpoint]:
             method="POST", path="/v1/completions", handler=completions, dialect=OPENAI, generates=True,
             summary="Continue one or several prompts, whole or as a stream of server-sent events",
             body=CompletionRequest, answer=CompletionAnswer,
+        ),
+        Endpoint(
+            method="POST", path="/v1/embeddings", handler=embeddings, dialect=OPENAI, generates=True,
+            summary="The vectors of texts, where an encoder is served", body=EmbeddingRequest, answer=EmbeddingAnswer,
         ),
         Endpoint(
             method="GET", path="/v1/models", handler=list_models, dialect=OPENAI,

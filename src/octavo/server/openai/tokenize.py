@@ -76,7 +76,7 @@ async def tokenize(call: Call) -> Response:
     refuse_not_built(request)
     if (request.prompt is None) == (request.messages is None):
         raise Failure(Kind.invalid, "Either prompt or messages must be provided, and not both.", param="prompt")
-    tokenizer = serving.llm.get_tokenizer()
+    tokenizer = serving.service.get_tokenizer()
     if request.messages is None:
         for field in _CHAT_FIELDS:
             if getattr(request, field):
@@ -86,7 +86,7 @@ async def tokenize(call: Call) -> Response:
             tokenizer,
             [request.prompt],
             add_special_tokens=request.add_special_tokens is not False,
-            vocab_size=serving.llm.vocab_size,
+            vocab_size=serving.service.vocab_size,
         )
         tokens = prompt.token_ids
     else:
@@ -105,7 +105,7 @@ async def tokenize(call: Call) -> Response:
 
     def answer() -> TokenizeAnswer:
         spelled = [tokenizer.id_to_token(token) for token in tokens] if request.return_token_strs else None
-        return TokenizeAnswer(len(tokens), serving.llm.max_model_len, tokens, spelled)
+        return TokenizeAnswer(len(tokens), serving.service.max_model_len, tokens, spelled)
 
     return await long_json_response(answer, len(tokens))
 
@@ -117,7 +117,7 @@ async def detokenize(call: Call) -> Response:
     serving.check_model(request.model)
 
     def answer() -> DetokenizeAnswer:
-        check_ids(request.tokens, serving.llm.vocab_size, "tokens")
-        return DetokenizeAnswer(serving.llm.get_tokenizer().decode(request.tokens, skip_special_tokens=False))
+        check_ids(request.tokens, serving.service.vocab_size, "tokens")
+        return DetokenizeAnswer(serving.service.get_tokenizer().decode(request.tokens, skip_special_tokens=False))
 
     return await long_json_response(answer, len(request.tokens))

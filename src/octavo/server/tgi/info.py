@@ -42,6 +42,6 @@ async def info(call: Call) -> Response:
 
 async def health(call: Call) -> Response:
     """GET / of programs: an empty 200 while the engine lives."""
-    if call.serving.llm.engine_alive:
+    if call.serving.service.engine_alive:
         return Response(status_code=200)
     return json_response(ErrorResponse("unhealthy", "healthcheck"), 503)
