@@ -24,16 +24,21 @@ constexpr int64_t kPieceValues = int64_t{1} << 18;
 
 struct Block {
     const char* name;
-    int64_t values, bytes, group;
+    int64_t values, bytes;
+    int bits;
+    int64_t group;
     int zero;
     bool minimum, f16;  // f16: scales and minimums are stored as such, one of each per block
 };
 
 constexpr Block kBlocks[] = {
-    {"Q4_0", 32, 18, 32, 8, false, true},   {"Q4_1", 32, 20, 32, 0, true, true},    {"Q5_0", 32, 22, 32, 128, false, true},
-    {"Q5_1", 32, 24, 32, 0, true, true},    {"Q8_0", 32, 34, 32, 128, false, true},   {"Q4_K", 256, 144, 32, 0, true, false},
-    {"Q5_K", 256, 176, 32, 0, true, false}, {"Q6_K", 256, 210, 16, 128, false, false}, {"BF16", 1, 2, 0, 0, false, false},
-    {"F16", 1, 2, 0, 0, false, false},      {"F32", 1, 4, 0, 0, false, false},
+    {"Q4_0", 32, 18, 4, 32, 8, false, true},    {"Q4_1", 32, 20, 4, 32, 0, true, true},
+    {"Q5_0", 32, 22, 8, 32, 128, false, true},  {"Q5_1", 32, 24, 8, 32, 0, true, true},
+    {"Q8_0", 32, 34, 8, 32, 128, false, true},  {"Q2_K", 256, 84, 4, 16, 0, true, false},
+    {"Q3_K", 256, 110, 4, 16, 4, false, false}, {"Q4_K", 256, 144, 4, 32, 0, true, false},
+    {"Q5_K", 256, 176, 8, 32, 0, true, false},  {"Q6_K", 256, 210, 8, 16, 128, false, false},
+    {"BF16", 1, 2, 0, 0, 0, false, false},      {"F16", 1, 2, 0, 0, 0, false, false},
+    {"F32", 1, 4, 0, 0, 0, false, false},
 };
 
 const Block& block(Stored kind) { return kBlocks[(int)kind]; }
@@ -79,7 +84,38 @@ void k_scales(const uint8_t* from, float* scales, float* minimums) {
     }
 }
 
+// 256 codes of two bits: each half takes 32 bytes, the first 32 values the lowest bits.
+void two_bits(const uint8_t* from, uint8_t* codes) {
+    for (int half = 0; half < 2; ++half)
+        for (int run = 0; run < 4; ++run)
+            for (int i = 0; i < 32; ++i) codes[128 * half + 32 * run + i] = from[32 * half + i] >> 2 * run & 3;
+}
+
+void q2_k_block(const uint8_t* from, uint8_t* codes, float* scales, float* minimums) {
+    two_bits(from + 16, codes);
+    const float factor = float_from_f16(half_at(from + 80)), minimum = -float_from_f16(half_at(from + 82));
+    for (int g = 0; g < 16; ++g) {
+        scales[g] = (float)(from[g] & 15) * factor;
+        minimums[g] = (float)(from[g] >> 4) * minimum;
+    }
+}
+
+// Bit i of byte j of the first 32 is the third bit of value 32 i + j; scales have four bits in a nibble, two elsewhere.
+void q3_k_block(const uint8_t* from, uint8_t* codes, float* scales) {
+    two_bits(from + 32, codes);
+    for (int run = 0; run < 8; ++run)
+        for (int i = 0; i < 32; ++i) codes[32 * run + i] |= (uint8_t)((from[i] >> run & 1) << 2);
+    const uint8_t *low = from + 96, *high = from + 104;
+    const float factor = float_from_f16(half_at(from + 108));
+    for (int g = 0; g < 16; ++g) {
+        const int nibble = g < 8 ? low[g] & 15 : low[g - 8] >> 4;
+        scales[g] = (float)((nibble | (high[g % 4] >> 2 * (g / 4) & 3) << 4) - 32) * factor;
+    }
+}
+
 void k_block(Stored kind, const uint8_t* from, uint8_t* codes, float* scales, float* minimums) {
+    if (kind == Stored::Q2_K) return q2_k_block(from, codes, scales, minimums);
+    if (kind == Stored::Q3_K) return q3_k_block(from, codes, scales);
     if (kind == Stored::Q6_K) {
         for (int half = 0; half < 2; ++half) {
             const uint8_t *low = from + 64 * half, *high = from + 128 + 32 * half;
@@ -128,12 +164,35 @@ void pack_dense(const StoredRows& from, const uint8_t* row, int32_t column, Scra
     from.weight->pack_f32(&column, 1, values);
 }
 
+// Whether the weight has the group, zero point and minimums of the blocks themselves.
+bool same_form(const Block& b, const WeightView& w) {
+    return w.group == b.group && w.zero == b.zero && (w.minimums != nullptr) == b.minimum;
+}
+
+// Scales and minimums (if any) of one row in the form of the weight: repeated for smaller groups, the zero point folded in.
+void widen(const Block& b, const WeightView& w, int64_t groups, Scratch& scratch) {
+    const int64_t repeats = b.group / w.group;
+    const float zero = (float)-b.zero;
+    scratch.scales.resize((size_t)(groups * repeats));
+    scratch.minimums.resize((size_t)(groups * repeats));
+    float *scales = scratch.scales.data(), *minimums = scratch.minimums.data();
+    if (w.minimums && !b.minimum)
+        for (int64_t g = 0; g < groups; ++g) minimums[g] = scales[g] * zero;
+    for (int64_t g = groups; repeats > 1 && g-- > 0;)
+        for (int64_t r = repeats; r-- > 0;) {
+            scales[g * repeats + r] = scales[g];
+            minimums[g * repeats + r] = minimums[g];
+        }
+}
+
 void pack_row(const StoredRows& from, const uint8_t* row, int32_t column, Scratch& scratch) {
     if (dense(from.kind)) return pack_dense(from, row, column, scratch);
     const Block& b = block(from.kind);
-    const int64_t k = from.weight->view().k, groups = k / b.group;
+    const WeightView& w = from.weight->view();
+    const int64_t k = w.k, groups = k / b.group;
+    const bool same = same_form(b, w);
     scratch.codes.resize((size_t)k);
-    if (b.f16) {
+    if (b.f16 && same) {
         scratch.scale_bits.resize((size_t)groups);
         scratch.minimum_bits.resize((size_t)groups);
         for (int64_t g = 0; g < groups; ++g) {
@@ -148,7 +207,8 @@ void pack_row(const StoredRows& from, const uint8_t* row, int32_t column, Scratc
     scratch.scales.resize((size_t)groups);
     scratch.minimums.resize((size_t)groups);
     unpack_row(from.kind, row, k, scratch.codes.data(), scratch.scales.data(), scratch.minimums.data());
-    from.weight->pack_affine(&column, 1, scratch.codes.data(), scratch.scales.data(), b.minimum ? scratch.minimums.data() : nullptr);
+    if (!same) widen(b, w, groups, scratch);
+    from.weight->pack_affine(&column, 1, scratch.codes.data(), scratch.scales.data(), w.minimums ? scratch.minimums.data() : nullptr);
 }
 
 // Lets go of the pages that lie wholly inside; the file brings them back should they be read again.
@@ -185,8 +245,8 @@ void check(const StoredRows& from) {
     stored_row_bytes(from.kind, w.k);
     const bool affine = w.form == Form::W8 || w.form == Form::W4;
     if (affine == dense(from.kind)) throw std::invalid_argument(std::string(b.name) + " is not stored in the form of the weight");
-    if (affine && (w.group != b.group || w.zero != b.zero || (w.minimums != nullptr) != b.minimum))
-        throw std::invalid_argument(std::string(b.name) + " has another group, zero point or minimum than the weight");
+    if (affine && (b.group % w.group || (w.form == Form::W4 && b.bits != 4) || (b.minimum && !w.minimums) || w.zero != (w.minimums ? 0 : b.zero)))
+        throw std::invalid_argument(std::string(b.name) + " has wider codes, another group, zero point or minimum than the weight");
     for (int64_t r = 0; from.order && r < from.rows; ++r)
         if (from.order[r] < 0 || from.order[r] >= from.stored) throw std::out_of_range("stored row " + std::to_string(from.order[r]) + " is outside");
 }

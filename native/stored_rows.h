@@ -7,7 +7,7 @@
 
 namespace octavo {
 
-enum class Stored { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, BF16, F16, F32 };
+enum class Stored { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, BF16, F16, F32 };
 
 // Of a kind by its GGUF name; throws std::invalid_argument for others.
 Stored stored_kind(const std::string& name);
@@ -15,7 +15,8 @@ Stored stored_kind(const std::string& name);
 int64_t stored_row_bytes(Stored kind, int64_t k);
 
 // Rows of one tensor and where they go: `rows` of the `stored` ones at `data`. `order` is the stored row of each row, null when they
-// are the same; `target` the packed column of each. `mapped` says that the bytes are a file's: its pages are let go once they have been read.
+// are the same; `target` the packed column of each. The weight may be in another form that holds the same values: wider codes, smaller
+// groups, minimums in place of a zero point. `mapped` says that the bytes are a file's: its pages are let go once they have been read.
 struct StoredRows {
     PackedWeight* weight;
     Stored kind;

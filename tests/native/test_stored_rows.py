@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,31 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo._native import Form, PackedWeight, PackingJob, Region, pack_stored, read_strings
+from octavo.backends.cpu.forms import affine_rows, choose_form
 from octavo.weights.gguf_blocks import BLOCK_FORMATS, BlockFormat
-from octavo.weights.tensors import bf16_to_f32
+from octavo.weights.tensors import AffineRows, AffineTensor, bf16_to_f32
 from tests.weights.gguf_files import random_blocks
 
 Array = NDArray[Any]
+NATIVE = [name for name, block in BLOCK_FORMATS.items() if block.native]
 DENSE = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """The rows of blocks in memory."""
+
+    block: BlockFormat
+    raw: Array
+
+    def affine_rows(self, start: int, stop: int) -> AffineRows:
+        return self.block.unpack_rows(self.raw[start:stop])
+
+    def block_rows(self, start: int, stop: int) -> Array:
+        return self.raw[start:stop]
+
+    def release(self) -> None:
+        pass
 
 
 def blocks(kind: str, rows: int, k: int) -> Array:
@@ -59,7 +79,7 @@ def unpacked(block: BlockFormat, raw: Array, rows: int) -> tuple[Array, Array, A
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("kind", BLOCK_FORMATS)
+@pytest.mark.parametrize("kind", NATIVE)
 def test_blocks_are_packed_as_their_unpacked_codes_are(kind: str, threads: int) -> None:
     rows, k = 1300, 512  # more than one piece
     raw = blocks(kind, rows, k)
@@ -69,6 +89,65 @@ def test_blocks_are_packed_as_their_unpacked_codes_are(kind: str, threads: int) 
     pack_stored([PackingJob(native, kind, raw, order, target, False)], threads)
     codes, scales, minimums = unpacked(BLOCK_FORMATS[kind], raw, rows)
     python.pack_affine(target, codes[order], scales[order], None if minimums is None else minimums[order])
+    assert_same(columns_of(native), columns_of(python))
+
+
+def test_the_kinds_said_to_be_native_are() -> None:
+    for kind, block in BLOCK_FORMATS.items():
+        raw, weight = blocks(kind, 16, 256), affine(kind, 16, 256)
+        arguments = (weight, kind, raw, None, np.arange(16, dtype=np.int32), False)
+        if block.native:
+            PackingJob(*arguments)
+        else:
+            with pytest.raises(ValueError, match="are not known"):
+                PackingJob(*arguments)
+
+
+@pytest.mark.parametrize(
+    "kinds",
+    [("Q4_K", "Q6_K"), ("Q5_K", "Q6_K"), ("Q3_K", "Q2_K"), ("Q4_0", "Q8_0"), ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")],
+)
+def test_blocks_of_two_kinds_share_a_weight_in_the_form_that_holds_both(kinds: tuple[str, str]) -> None:
+    rows, k = 40, 512
+    tensors = []
+    for kind in kinds:
+        block, raw = BLOCK_FORMATS[kind], blocks(kind, rows, k)
+        read = RawRows(block, raw.reshape(rows, -1))
+        tensors.append(
+            AffineTensor(
+                kind,
+                (rows, k),
+                block.bits,
+                block.group,
+                block.zero,
+                block.has_minimum,
+                block.scale_dtype,
+                kind,
+                True,
+                read,
+            )
+        )
+    form, _ = choose_form(tensors, None)
+    places = [np.arange(rows, dtype=np.int32), np.arange(rows, 2 * rows, dtype=np.int32)]
+    native, python = (
+        PackedWeight(
+            Region(form.nbytes(2 * rows, k) + 192),
+            form.form,
+            2 * rows,
+            k,
+            form.group,
+            form.zero,
+            form.minimum,
+            form.scale_f16,
+        )
+        for _ in range(2)
+    )
+    jobs = []
+    for tensor, place in zip(tensors, places, strict=True):
+        jobs.append(PackingJob(native, tensor.name, tensor.raw_blocks().reshape(-1), None, place, False))
+        codes, scales, minimums = affine_rows(tensor, form, 0, rows)
+        python.pack_affine(place, codes, np.ascontiguousarray(scales), minimums)
+    pack_stored(jobs, 2)
     assert_same(columns_of(native), columns_of(python))
 
 
@@ -160,7 +239,8 @@ def test_rows_that_do_not_fit_the_weight_are_refused() -> None:
         with pytest.raises(ValueError, match=message):
             PackingJob(*arguments)
     jobs: list[tuple[Any, type[Exception], str]] = [
-        ((weight, "Q4_0", raw[: 32 * 36], None, places, False), ValueError, "another group, zero point or minimum"),
+        ((affine("Q4_0", 32, 64), "Q4_1", raw, None, places, False), ValueError, "group, zero point or minimum"),
+        ((weight, "Q8_0", blocks("Q8_0", 32, 64), None, places, False), ValueError, "has wider codes"),
         ((weight, "BF16", np.zeros(32 * 128, np.uint8), None, places, False), ValueError, "not stored in the form"),
         ((dense(Form.BF16, 32, 64), "Q4_1", raw, None, places, False), ValueError, "not stored in the form"),
         ((weight, "Q4_1", raw, np.full(32, 32), places, False), IndexError, "stored row 32"),

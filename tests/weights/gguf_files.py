@@ -11,13 +11,26 @@ from typing import Any
 import numpy as np
 
 TYPE_NUMBERS = {
-    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q4_K": 12, "Q5_K": 13,
-    "Q6_K": 14, "IQ4_NL": 20, "BF16": 30,
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11, "Q4_K": 12,
+    "Q5_K": 13, "Q6_K": 14, "Q8_K": 15, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ3_XXS": 18, "IQ1_S": 19, "IQ4_NL": 20,
+    "IQ3_S": 21, "IQ2_S": 22, "IQ4_XS": 23, "F64": 28, "IQ1_M": 29, "BF16": 30, "TQ1_0": 34, "TQ2_0": 35, "MXFP4": 39,
+    "NVFP4": 40,
 }  # fmt: skip
 BLOCKS = {
-    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2),
+    "F32": (1, 4), "F16": (1, 2), "BF16": (1, 2), "F64": (1, 8),
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34),
-    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q2_K": (256, 84), "IQ4_NL": (32, 18),
+    "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "Q8_K": (256, 292), "IQ4_NL": (32, 18), "IQ4_XS": (256, 136), "MXFP4": (32, 17), "NVFP4": (64, 36),
+    "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110),
+    "IQ1_S": (256, 50), "IQ1_M": (256, 56), "TQ1_0": (256, 54), "TQ2_0": (256, 66),
+}  # fmt: skip
+# The byte of each block (counted from its end where negative) and the bit in it that, when clear, keep its f16 factors
+# finite: the top bit of their exponents.
+FACTORS = {
+    "Q4_0": (1,), "Q4_1": (1, 3), "Q5_0": (1,), "Q5_1": (1, 3), "Q8_0": (1,), "Q2_K": (-3, -1), "Q3_K": (-1,),
+    "Q4_K": (1, 3), "Q5_K": (1, 3), "Q6_K": (-1,), "IQ4_NL": (1,), "IQ4_XS": (1,), "MXFP4": (), "NVFP4": (),
+    "IQ2_XXS": (1,), "IQ2_XS": (1,), "IQ2_S": (1,), "IQ3_XXS": (1,), "IQ3_S": (1,), "IQ1_S": (1,), "IQ1_M": (-1,),
+    "TQ1_0": (-1,), "TQ2_0": (-1,),
 }  # fmt: skip
 SCALAR_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 
@@ -112,15 +125,21 @@ class GgufFileSpec:
         return path
 
 
-def random_blocks(rng: np.random.Generator, kind: str, shape: Sequence[int]) -> bytes:
-    """Random contents for a tensor: finite numbers for the dense types, any bytes for the quantised ones."""
+def random_blocks(rng: np.random.Generator, kind: str, shape: Sequence[int], *, finite: bool = False) -> bytes:
+    """Random contents for a tensor: finite numbers for the dense types, any bytes for the quantised ones.
+
+    With ``finite`` no block of theirs has an infinite factor either.
+    """
     count = int(np.prod(shape))
-    if kind in ("F32", "F16"):
-        return rng.standard_normal(count).astype("<f4" if kind == "F32" else "<f2").tobytes()
+    if kind in ("F32", "F16", "F64"):
+        return rng.standard_normal(count).astype({"F32": "<f4", "F16": "<f2", "F64": "<f8"}[kind]).tobytes()
     if kind == "BF16":
         return (rng.standard_normal(count).astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
     values, size = BLOCKS[kind]
-    return rng.integers(0, 256, count // values * size, dtype=np.uint8).tobytes()
+    blocks = rng.integers(0, 256, (count // values, size), dtype=np.uint8)
+    for place in FACTORS[kind] if finite else ():
+        blocks[:, place] &= 0xBF
+    return blocks.tobytes()
 
 
 def tiny_model(
@@ -137,6 +156,7 @@ def tiny_model(
     biases: bool = False,
     metadata: Mapping[str, Any] | None = None,
     seed: int = 0,
+    finite: bool = False,
 ) -> GgufFileSpec:
     """A whole model of the architecture, its matrices in ``kind``, everything random."""
     rng = np.random.default_rng(seed)
@@ -166,7 +186,7 @@ def tiny_model(
 
     def add(name: str, *shape: int, dense: bool = False) -> None:
         stored = "F32" if dense else kind
-        tensors.append(TensorSpec(name, shape, stored, random_blocks(rng, stored, shape)))
+        tensors.append(TensorSpec(name, shape, stored, random_blocks(rng, stored, shape, finite=finite)))
 
     add("token_embd.weight", vocab, hidden)
     for layer in range(layers):

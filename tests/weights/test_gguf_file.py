@@ -6,11 +6,13 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.errors import WeightsError
+from octavo.weights.gguf_blocks import BLOCK_FORMATS, DENSE_BYTES
 from octavo.weights.gguf_file import GgufFile
-from tests.weights.gguf_files import GgufFileSpec, TensorSpec, Typed
+from tests.weights.gguf_files import BLOCKS, GgufFileSpec, TensorSpec, Typed, random_blocks
 
 SCALARS: list[tuple[int, Any]] = [
     (0, 200), (1, -100), (2, 60000), (3, -30000), (4, 4_000_000_000), (5, -2_000_000_000), (6, 0.5), (7, True),
@@ -123,11 +125,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "two of a name": (GgufFileSpec(tensors=[f32("a", 1), f32("a", 1)]).to_bytes(), "'a': appears twice"),
     "long name": (GgufFileSpec(tensors=[f32("a" * 200, 1)]).to_bytes(), "the limit is 127"),
     "unknown tensor type": (GgufFileSpec(tensors=[f32("a", 1, kind_number=77)]).to_bytes(), "type number 77"),
-    "Q2_K": (
-        GgufFileSpec(tensors=[TensorSpec("a", (256,), "Q2_K", bytes(84))]).to_bytes(),
-        "has type Q2_K, which is not supported; supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K",
+    "Q8_K": (
+        GgufFileSpec(tensors=[TensorSpec("a", (256,), "Q8_K", bytes(292))]).to_bytes(),
+        "has type Q8_K, which is not supported; supported are F32, F16, BF16, F64, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K",
     ),
-    "IQ4_NL": (GgufFileSpec(tensors=[TensorSpec("a", (32,), "IQ4_NL", bytes(18))]).to_bytes(), "type IQ4_NL"),
+    "I32": (GgufFileSpec(tensors=[f32("a", 8, kind_number=26)]).to_bytes(), "has type I32, which is not supported"),
     "broken rows": (
         GgufFileSpec(tensors=[TensorSpec("a", (2, 48), "Q4_1", bytes(60))]).to_bytes(),
         "rows of 48 values do not divide into Q4_1 blocks of 32",
@@ -152,6 +154,24 @@ def test_a_damaged_file_is_refused_with_its_name_and_reason(tmp_path: Path, case
     assert reason in message
     assert str(path) in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("kind", [*BLOCK_FORMATS, *DENSE_BYTES])
+def test_data_of_every_type_cut_short_is_refused_by_the_tensor_s_name(tmp_path: Path, kind: str) -> None:
+    values, size = BLOCKS[kind]
+    shape = (2, 3 * values)
+    tensors = [TensorSpec(name, shape, kind, random_blocks(np.random.default_rng(1), kind, shape)) for name in "ab"]
+    content, path = GgufFileSpec(tensors=tensors).to_bytes(), tmp_path / "a.gguf"
+    for missing in {1, size - 1, size, 6 * size} - {0}:
+        path.write_bytes(content[:-missing])
+        with pytest.raises(WeightsError, match="truncated: tensor 'b' needs bytes"):
+            GgufFile(path)
+    path.write_bytes(content)
+    assert GgufFile(path).tensors["b"].size == 6 * size
+    if values > 1:
+        path.write_bytes(GgufFileSpec(tensors=[TensorSpec("c", (1, values // 2), kind, bytes(size))]).to_bytes())
+        with pytest.raises(WeightsError, match=f"'c': its rows of {values // 2} values do not divide into {kind}"):
+            GgufFile(path)
 
 
 def test_a_key_that_appears_twice_is_refused(tmp_path: Path) -> None:

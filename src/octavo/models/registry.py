@@ -100,9 +100,13 @@ def build_graph(config: Mapping[str, Any]) -> Graph:
 
 
 def fit_names(graph: Graph, names: Collection[str]) -> Graph:
-    """The graph reading the tensors of a checkpoint by the names it has for them, of those `graph.renames` allows."""
+    """The graph reading the tensors of a checkpoint by the names it has for them, of those `graph.renames` allows.
+
+    A checkpoint may also hold what is a view elsewhere as a tensor of its own, under the name of the view.
+    """
     present = set(names)
-    derived, duplicates = dict(graph.derived), dict(graph.duplicates)
+    derived = {name: view for name, view in graph.derived.items() if name not in present}
+    duplicates = dict(graph.duplicates)
     for name, shape in graph.weights().items():
         view = derived.get(name, Derived(name, shape))
         stored = _stored_name(view.source, graph.renames, present)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from octavo.errors import WeightsError
 from octavo.weights.built import BuiltCheckpoint, is_built
 from octavo.weights.gguf import GgufCheckpoint
+from octavo.weights.gguf_split import first_part
 from octavo.weights.safetensors_files import SafetensorsCheckpoint
 from octavo.weights.tensors import Tensor
 
@@ -35,15 +36,19 @@ class Checkpoint(Protocol):
 
 
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model directory (config.json and safetensors, or a single .gguf inside), a .gguf file or a built model."""
+    """Open a model directory (config.json and safetensors, or one .gguf model), a .gguf file or a built model.
+
+    Of a model split over several .gguf files any of them will do.
+    """
     location = Path(path)
     if location.is_dir():
         if is_built(location):
             return BuiltCheckpoint(location)
         if not (location / "config.json").is_file():
             found = sorted(location.glob("*.gguf"))
-            if len(found) == 1:
-                return GgufCheckpoint(found[0])
+            first = found[0] if len(found) == 1 else first_part(found)
+            if first is not None:
+                return GgufCheckpoint(first)
             what = f"{len(found)} .gguf files, name one of them" if found else "no .gguf file"
             raise WeightsError(f"{location}: has no config.json and {what}")
         return SafetensorsCheckpoint(location)

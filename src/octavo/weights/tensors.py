@@ -61,7 +61,7 @@ class StoredReader(Protocol):
     """A reader of rows that a mapped file may hold as they are."""
 
     def stored_rows(self) -> StoredRows | None:
-        """The rows as bytes, None when they are not; whoever has read them may let go of their pages."""
+        """The rows as bytes, None where native code cannot read them; whoever has may let go of their pages."""
 
 
 class DenseReader(Protocol):
@@ -133,7 +133,7 @@ class DenseTensor:
         return bits.reshape((stop - start, *self.shape[1:]) if self.shape else ())
 
     def stored_rows(self) -> StoredRows | None:
-        """The rows as a mapped file holds them; None when they are made as they are read."""
+        """The rows as a mapped file holds them; None when they are made as they are read, or native code cannot."""
         return self.reader.stored_rows() if isinstance(self.reader, StoredReader) else None
 
     def release(self) -> None:
@@ -197,7 +197,7 @@ class AffineTensor:
         return blocks
 
     def stored_rows(self) -> StoredRows | None:
-        """The rows as a mapped file holds them; None when they are made as they are read."""
+        """The rows as a mapped file holds them; None when they are made as they are read, or native code cannot."""
         return self.reader.stored_rows() if isinstance(self.reader, StoredReader) else None
 
     def release(self) -> None:

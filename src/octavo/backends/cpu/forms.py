@@ -166,7 +166,8 @@ def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -
         scales = np.repeat(scales, repeats, axis=1)
         minimums = None if minimums is None else np.repeat(minimums, repeats, axis=1)
     if form.minimum:
-        offset = scales * np.float32(-tensor.zero)
+        with np.errstate(invalid="ignore"):  # a damaged scale may be infinite
+            offset = scales * np.float32(-tensor.zero)
         minimums = offset if minimums is None else minimums + offset if tensor.zero else minimums
     return AffineRows(codes, scales, minimums)
 

@@ -76,8 +76,8 @@ class Packing:
     def _stored(self, tensor: Tensor) -> StoredRows | None:
         form = self.form
         if isinstance(tensor, AffineTensor):
-            same = (tensor.group, tensor.zero, tensor.has_minimum) == (form.group, form.zero, form.minimum)
-            return tensor.stored_rows() if form.affine and same else None
+            # One scale per column of a narrow k (group 0) is not a group the file's blocks have.
+            return tensor.stored_rows() if form.affine and form.group else None
         return None if form.affine else tensor.stored_rows()
 
     def fill(self, weight: PackedWeight) -> None:
