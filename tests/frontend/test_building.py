@@ -65,6 +65,14 @@ def test_a_built_model_computes_the_same_bits(
     assert np.array_equal(logits(output), logits(checkpoint, quantization))
 
 
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "cohere with head norms"])
+def test_weights_that_are_views_of_tensors_are_built_as_what_they_are(family: str, tmp_path: Path) -> None:
+    """Transposed, interleaved by heads, parts of a stack; learned positions."""
+    checkpoint = make_tiny_model(TINY_MODELS[family], tmp_path / "checkpoint")
+    build_model(checkpoint, tmp_path / "built", quantization="w8")
+    assert np.array_equal(logits(tmp_path / "built"), logits(checkpoint, "w8"))
+
+
 def test_the_real_model_built_from_gguf_answers_the_same(smollm2_path: Path, tmp_path: Path) -> None:
     build_model(smollm2_path, tmp_path / "built")
     params = SamplingParams(max_tokens=12, temperature=0, logprobs=2)

@@ -111,11 +111,15 @@ def test_by_default_logits_are_within_bf16_of_transformers(name: str, tiny_model
     assert relative_error(load(directory, "w8").prompt_logits(tokens), expected) < 0.1
 
 
-@pytest.mark.parametrize("quantization", [None, "w8", "w8-wide", "w4", "f32"])
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("mistral", form) for form in (None, "w8", "w8-wide", "w4", "f32")]
+    + [(name, "w8") for name in ("bloom", "cohere with head norms", "gpt2")],
+)
 def test_logits_do_not_depend_on_the_step_size_or_threads(
-    quantization: str | None, tiny_models: dict[str, Path]
+    name: str, quantization: str | None, tiny_models: dict[str, Path]
 ) -> None:
-    directory = tiny_models["mistral"]
+    directory = tiny_models[name]
     tokens = tokens_of(directory)
     expected = load(directory, quantization, max_num_batched_tokens=96).prompt_logits(tokens).view(np.uint32)
     for step, threads in [(1, 1), (7, 2), (16, 3), (69, 1)]:

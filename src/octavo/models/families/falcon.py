@@ -10,6 +10,7 @@ ARCHITECTURES = ("FalconForCausalLM",)
 def build(config: ConfigReader) -> Graph:
     """The graph of any generation: one kv head (7b), groups of heads with their own norms (40b, 180b), or all (rw)."""
     config = config.aliased(hidden_size="n_embed")
+    config.require("apply_residual_connection_post_layernorm", (False,))
     new = config.boolean("new_decoder_architecture", False)
     single = not new and config.boolean("multi_query", True)
     parallel = config.boolean("parallel_attn", True)
