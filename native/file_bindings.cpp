@@ -76,16 +76,18 @@ void bind_files(nb::module_& m) {
              }, "weight"_a, "kind"_a, "bytes"_a, "order"_a.none(), "target"_a, "mapped"_a,
              "kind: a GGUF type. order: the stored row of each (of all that bytes hold). mapped: pages are let go once read.");
     m.def("pack_stored",
-          [](const std::vector<const PackingJob*>& jobs, int threads) {
+          [](const std::vector<const PackingJob*>& jobs, int threads, const std::string& level) {
               if (threads < 1 || threads > 1024) throw std::invalid_argument("threads must be 1 to 1024");
               std::vector<StoredRows> all;
               for (const PackingJob* job : jobs) {
                   if (!job) throw std::invalid_argument("a job is None");
                   all.push_back(job->rows);
               }
+              const KernelTable& kernels = kernel_table(level);
               nb::gil_scoped_release release;
-              pack_stored(all, threads);
-          }, "jobs"_a, "threads"_a);
+              pack_stored(all, threads, kernels);
+          }, "jobs"_a, "threads"_a, "level"_a = "",
+          "Dense rows for w8 and w4 weights are rounded as octavo.quantization does; OverflowError if they cannot be.");
     m.def("checksum64",
           [](Vector<uint8_t> bytes) {
               nb::gil_scoped_release release;

@@ -25,6 +25,9 @@ struct ElementwiseArgs {
 // Logits of a row that the sampler's passes take together. Arrays a pass writes to are as long as the row in whole blocks.
 constexpr int64_t kSampleBlock = 64;
 
+// Groups of weights rounded while loading are multiples of 16 up to this.
+constexpr int kMaxRoundedGroup = 256;
+
 struct KernelTable {
     const char* name;
     void (*linear_tile)(const LinearArgs&, int64_t tile);
@@ -44,6 +47,11 @@ struct KernelTable {
     double (*sample_keep)(float* e, const float* measure, int64_t n, float threshold, bool above, float* block_sum);
     // 1 + how many logits come before the token: larger ones, and equal ones of lower id.
     int64_t (*sample_rank)(const float* x, int64_t n, int64_t token, const float* block_max);
+    // A row of k weights in whole groups, rounded as src/octavo/quantization/rows.py says, the same bits on every level: 8 bits around
+    // code 128, rotated in blocks of 32 or 64 first (0: not), or 4 bits with a minimum. Scales and minimums are values of f16. False
+    // if a weight is not finite or too large for them.
+    bool (*round_symmetric)(const float* row, int64_t k, int group, int rotation, uint8_t* codes, float* scales);
+    bool (*round_affine)(const float* row, int64_t k, int group, uint8_t* codes, float* scales, float* minimums);
     double (*peak_work)(PeakKind, int64_t iterations);                 // returns operations done
     double (*read_bandwidth_work)(const uint8_t* data, int64_t bytes);  // returns a checksum
 };

@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "half.h"
+#include "kernel_table.h"
 
 namespace octavo {
 
@@ -143,7 +144,24 @@ struct Scratch {
     std::vector<float> scales, minimums, values;
 };
 
-void pack_dense(const StoredRows& from, const uint8_t* row, int32_t column, Scratch& scratch) {
+bool affine(const WeightView& w) { return w.form == Form::W8 || w.form == Form::W4; }
+
+// Rounds the row to the groups of the weight.
+void pack_rounded(const StoredRows& from, int32_t column, const KernelTable& kernels, Scratch& scratch) {
+    const WeightView& w = from.weight->view();
+    scratch.codes.resize((size_t)w.k);
+    scratch.scales.resize((size_t)(w.k / w.group));
+    scratch.minimums.resize((size_t)(w.k / w.group));
+    const float* values = scratch.values.data();
+    uint8_t* codes = scratch.codes.data();
+    float *scales = scratch.scales.data(), *minimums = w.minimums ? scratch.minimums.data() : nullptr;
+    if (minimums ? !kernels.round_affine(values, w.k, w.group, codes, scales, minimums)
+                 : !kernels.round_symmetric(values, w.k, w.group, w.rotation, codes, scales))
+        throw std::overflow_error("weights that are not finite or too large cannot be rounded");
+    from.weight->pack_affine(&column, 1, codes, scales, minimums);
+}
+
+void pack_dense(const StoredRows& from, const uint8_t* row, int32_t column, const KernelTable& kernels, Scratch& scratch) {
     const int64_t k = from.weight->view().k;
     const Form form = from.weight->view().form;
     if (from.kind == Stored::BF16 && form == Form::BF16) {
@@ -161,6 +179,7 @@ void pack_dense(const StoredRows& from, const uint8_t* row, int32_t column, Scra
         for (int64_t i = 0; i < k; ++i) values[i] = float_from_f16(half_at(row + 2 * i));
     else
         for (int64_t i = 0; i < k; ++i) values[i] = float_from_bf16(half_at(row + 2 * i));
+    if (affine(from.weight->view())) return pack_rounded(from, column, kernels, scratch);
     from.weight->pack_f32(&column, 1, values);
 }
 
@@ -185,8 +204,8 @@ void widen(const Block& b, const WeightView& w, int64_t groups, Scratch& scratch
         }
 }
 
-void pack_row(const StoredRows& from, const uint8_t* row, int32_t column, Scratch& scratch) {
-    if (dense(from.kind)) return pack_dense(from, row, column, scratch);
+void pack_row(const StoredRows& from, const uint8_t* row, int32_t column, const KernelTable& kernels, Scratch& scratch) {
+    if (dense(from.kind)) return pack_dense(from, row, column, kernels, scratch);
     const Block& b = block(from.kind);
     const WeightView& w = from.weight->view();
     const int64_t k = w.k, groups = k / b.group;
@@ -223,11 +242,11 @@ struct Piece {
     int64_t begin, end;
 };
 
-void pack_piece(const Piece& piece, Scratch& scratch) {
+void pack_piece(const Piece& piece, const KernelTable& kernels, Scratch& scratch) {
     const StoredRows& from = *piece.from;
     const int64_t bytes = stored_row_bytes(from.kind, from.weight->view().k);
     for (int64_t r = piece.begin; r < piece.end; ++r)
-        pack_row(from, from.data + (from.order ? from.order[r] : r) * bytes, from.target[r], scratch);
+        pack_row(from, from.data + (from.order ? from.order[r] : r) * bytes, from.target[r], kernels, scratch);
     if (!from.mapped) return;
     int64_t first = piece.begin, last = piece.end;
     if (from.order) {
@@ -239,14 +258,25 @@ void pack_piece(const Piece& piece, Scratch& scratch) {
     let_go(from.data + first * bytes, from.data + last * bytes);
 }
 
+// What rounding makes: see src/octavo/quantization/views.py.
+void check_rounded(const WeightView& w) {
+    const bool eight = w.form == Form::W8;
+    if (w.group % kPanel || w.group > kMaxRoundedGroup || w.k % w.group || !w.scale_f16 || (w.minimums != nullptr) == eight ||
+        w.zero != (eight ? 128 : 0) || (w.rotation && (!eight || w.group % w.rotation)))
+        throw std::invalid_argument("dense rows are not rounded to the groups, zero point or minimum of the weight");
+}
+
 void check(const StoredRows& from) {
     const Block& b = block(from.kind);
     const WeightView& w = from.weight->view();
     stored_row_bytes(from.kind, w.k);
-    const bool affine = w.form == Form::W8 || w.form == Form::W4;
-    if (affine == dense(from.kind)) throw std::invalid_argument(std::string(b.name) + " is not stored in the form of the weight");
-    if (affine && (b.group % w.group || (w.form == Form::W4 && b.bits != 4) || (b.minimum && !w.minimums) || w.zero != (w.minimums ? 0 : b.zero)))
+    if (dense(from.kind)) {
+        if (affine(w)) check_rounded(w);
+    } else if (!affine(w)) {
+        throw std::invalid_argument(std::string(b.name) + " is not stored in the form of the weight");
+    } else if (b.group % w.group || (w.form == Form::W4 && b.bits != 4) || (b.minimum && !w.minimums) || w.zero != (w.minimums ? 0 : b.zero)) {
         throw std::invalid_argument(std::string(b.name) + " has wider codes, another group, zero point or minimum than the weight");
+    }
     for (int64_t r = 0; from.order && r < from.rows; ++r)
         if (from.order[r] < 0 || from.order[r] >= from.stored) throw std::out_of_range("stored row " + std::to_string(from.order[r]) + " is outside");
 }
@@ -279,7 +309,7 @@ void unpack_row(Stored kind, const uint8_t* row, int64_t k, uint8_t* codes, floa
     }
 }
 
-void pack_stored(const std::vector<StoredRows>& all, int threads) {
+void pack_stored(const std::vector<StoredRows>& all, int threads, const KernelTable& kernels) {
     std::vector<Piece> pieces;
     for (const auto& from : all) {
         check(from);
@@ -293,7 +323,7 @@ void pack_stored(const std::vector<StoredRows>& all, int threads) {
     auto work = [&] {
         Scratch scratch;
         try {
-            for (size_t i; (i = next.fetch_add(1)) < pieces.size();) pack_piece(pieces[i], scratch);
+            for (size_t i; (i = next.fetch_add(1)) < pieces.size();) pack_piece(pieces[i], kernels, scratch);
         } catch (...) {
             next = pieces.size();
             std::lock_guard lock(failing);

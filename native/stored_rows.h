@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "kernel_table.h"
 #include "packed_weight.h"
 
 namespace octavo {
@@ -30,7 +31,8 @@ struct StoredRows {
 // Unpacks one row of blocks of k values; minimums are written only by kinds that have them.
 void unpack_row(Stored kind, const uint8_t* row, int64_t k, uint8_t* codes, float* scales, float* minimums);
 
-// Packs all of it with `threads` threads. Throws what a thread met, when all have ended.
-void pack_stored(const std::vector<StoredRows>& all, int threads);
+// Packs all of it with `threads` threads; dense rows for an affine weight are rounded to its groups. Throws what a thread met, when all
+// have ended: std::overflow_error where weights to be rounded are not finite or too large.
+void pack_stored(const std::vector<StoredRows>& all, int threads, const KernelTable& kernels);
 
 }  // namespace octavo

@@ -16,6 +16,8 @@ bool sample_scan(const float* x, int64_t n, float* block_max, float* maximum);
 double sample_exponentials(const float* x, int64_t n, float maximum, float scale, float* out, float* block_sum);
 double sample_keep(float* e, const float* measure, int64_t n, float threshold, bool above, float* block_sum);
 int64_t sample_rank(const float* x, int64_t n, int64_t token, const float* block_max);
+bool round_symmetric(const float* row, int64_t k, int group, int rotation, uint8_t* codes, float* scales);
+bool round_affine(const float* row, int64_t k, int group, uint8_t* codes, float* scales, float* minimums);
 double peak_work(PeakKind kind, int64_t iterations);
 double read_bandwidth_work(const uint8_t* data, int64_t bytes);
 

@@ -9,7 +9,7 @@ namespace octavo::OCTAVO_ISA {
 extern const KernelTable table;
 const KernelTable table = {
     OCTAVO_STRING(OCTAVO_ISA), linear_tile, embed_row, norm_row, rope_row, attention_item, attention_merge, elementwise,
-    sample_scan, sample_exponentials, sample_keep, sample_rank, peak_work, read_bandwidth_work,
+    sample_scan, sample_exponentials, sample_keep, sample_rank, round_symmetric, round_affine, peak_work, read_bandwidth_work,
 };
 
 }  // namespace octavo::OCTAVO_ISA

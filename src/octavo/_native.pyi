@@ -101,7 +101,11 @@ class PackingJob:
         kind: a GGUF type. order: the stored row of each (of all that bytes hold). mapped: pages are let go once read.
         """
 
-def pack_stored(jobs: Sequence[PackingJob], threads: int) -> None: ...
+def pack_stored(jobs: Sequence[PackingJob], threads: int, level: str = "") -> None:
+    """
+    Dense rows for w8 and w4 weights are rounded as octavo.quantization does; OverflowError if they cannot be.
+    """
+
 def checksum64(bytes: NDArray[numpy.uint8]) -> int:
     """A fast 64-bit checksum, to find damage."""
 

@@ -6,34 +6,34 @@ rotation of the activations costs five or six additions per element where they a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
-from octavo.weights.tensors import DenseTensor, Float32Array, Uint16Array
+from octavo.weights.tensors import DenseTensor, Float32Array, StoredRows, Uint16Array
 
-__all__ = ["ROTATION_BLOCK", "WIDE_ROTATION_BLOCK", "hadamard", "rotate_rows", "rotated_view"]
+__all__ = ["ROTATION_BLOCK", "WIDE_ROTATION_BLOCK", "rotate_rows", "rotated_view"]
 
 ROTATION_BLOCK = 32
 # For groups that are wider. Larger blocks do not make them more accurate (measured up to 512).
 WIDE_ROTATION_BLOCK = 64
 
 
-@cache
-def hadamard(size: int = ROTATION_BLOCK) -> Float32Array:
-    """The orthonormal Hadamard matrix of a power of two, in natural order; it is its own inverse."""
-    matrix = np.ones((1, 1), np.float32)
-    while matrix.shape[0] < size:
-        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
-    scaled: Float32Array = (matrix / np.sqrt(np.float32(size))).astype(np.float32)
-    return scaled
-
-
 def rotate_rows(rows: Float32Array, block: int = ROTATION_BLOCK) -> Float32Array:
-    """Each block of elements of each row times the Hadamard matrix."""
-    blocks = np.ascontiguousarray(rows, np.float32).reshape(-1, block)
-    rotated: Float32Array = (blocks @ hadamard(block)).reshape(rows.shape)
+    """Each block of elements of each row times the orthonormal Hadamard matrix of that size in natural order.
+
+    As butterflies over ever larger distances, the order of the native code: a product with the matrix rounds as the
+    BLAS of the machine adds, and differently for one row than for many.
+    """
+    values = np.ascontiguousarray(rows, np.float32).reshape(-1, block) * np.float32(1 / math.sqrt(block))
+    distance = 1
+    while distance < block:
+        pairs = values.reshape(-1, block // (2 * distance), 2, distance)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        values = np.stack((first + second, first - second), axis=2)
+        distance *= 2
+    rotated: Float32Array = values.reshape(rows.shape)
     return rotated
 
 
@@ -49,6 +49,10 @@ class _RotatedRows:
 
     def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
         return None
+
+    def stored_rows(self) -> StoredRows | None:
+        rows = self.tensor.stored_rows()
+        return None if rows is None else rows._replace(rotation=self.block)
 
     def release(self) -> None:
         self.tensor.release()

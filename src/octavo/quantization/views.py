@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from octavo.errors import ModelError
 from octavo.quantization.rows import W8_ZERO, Bits, quantize_rows
-from octavo.weights.tensors import AffineRows, AffineTensor, Tensor, Uint8Array
+from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, StoredRows, Tensor, Uint8Array
 from octavo.weights.views import dequantized_view
 
 __all__ = ["QuantizedRows", "dequantized_view", "quantized_view"]
@@ -27,6 +27,10 @@ class QuantizedRows:
 
     def block_rows(self, start: int, stop: int) -> Uint8Array | None:
         return None
+
+    def stored_rows(self) -> StoredRows | None:
+        # The native library rounds dense rows itself.
+        return self.tensor.stored_rows() if isinstance(self.tensor, DenseTensor) else None
 
     def release(self) -> None:
         self.tensor.release()

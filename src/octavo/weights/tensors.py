@@ -48,12 +48,14 @@ class StoredRows(NamedTuple):
     """The rows of a tensor as bytes of its file, for native code to read them itself.
 
     ``kind`` is the layout by its GGUF name (BF16, Q4_1, ...), ``order`` the stored row of each row (there may be more
-    stored than there are rows), None for the same.
+    stored than there are rows), None for the same. Dense rows of an affine tensor are still to be rounded to its
+    groups, ``rotation`` says in which blocks they are to be rotated before (0: they are not).
     """
 
     kind: str
     bytes: Uint8Array
     order: npt.NDArray[np.int64] | None
+    rotation: int = 0
 
 
 @runtime_checkable

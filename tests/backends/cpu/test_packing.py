@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from octavo._native import Form
 from octavo.backends.cpu.forms import WeightForm, choose_form
 from octavo.backends.cpu.packing import Packing, interleaved_columns, pack_all, region_bytes, stacked_columns
-from octavo.errors import WeightsError
+from octavo.errors import ModelError, WeightsError
 from octavo.quantization.rotation import rotate_rows
-from octavo.weights.tensors import Tensor, bf16_to_f32, f32_to_bf16
+from octavo.weights.mapped_file import MappedFile
+from octavo.weights.tensors import DenseTensor, Tensor, bf16_to_f32, f32_to_bf16
+from octavo.weights.views import MappedRows
 from tests.backends.cpu.tensors import Q4_0, Q4_1, Q6_K, Q8_0, Array, DenseArray, Kind, dense
 
 
@@ -21,6 +25,14 @@ def packing(tensors: list[Tensor], quantization: str | None = None, interleaved:
     else:
         columns, count = stacked_columns([tensor.shape[0] for tensor in tensors])
     return Packing(tuple(read), form, tuple(columns), count)
+
+
+def mapped(folder: Path, weights: Array) -> Tensor:
+    """A matrix of float32 in a file."""
+    path = folder / "weights"
+    path.write_bytes(weights.astype("<f4").tobytes())
+    rows, k = weights.shape
+    return DenseTensor("mapped", (rows, k), "f32", MappedRows(MappedFile(path), 0, k, "f32", rows))
 
 
 def columns_of(packing: Packing) -> list[Array]:
@@ -91,6 +103,24 @@ def test_dense_tensors_are_rounded_while_packing(quantization: str, k: int) -> N
     expected = rotate_rows(weights, made.form.rotation) if made.form.rotation else weights
     step = 0 if quantization == "f32" else 0.03 if quantization.startswith("w8") else 0.5
     assert np.abs(rows - expected).max() <= step
+
+
+@pytest.mark.parametrize(("quantization", "k"), [("w8", 96), ("w8-wide", 384), ("w4", 96), ("w8", 48), ("w4", 40)])
+def test_rows_of_a_file_are_rounded_natively_as_in_python(tmp_path: Path, quantization: str, k: int) -> None:
+    weights = np.random.default_rng(0).standard_normal((20, k)).astype(np.float32)
+    in_file, in_python = packing([mapped(tmp_path, weights)], quantization), packing([dense(weights)], quantization)
+    (weight,) = pack_all([in_file], 2)
+    assert bool(in_file.jobs(weight)) == (k != 40)  # which has one group for a whole row
+    for mine, theirs in zip(columns_of(in_file), columns_of(in_python), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("quantization", ["w8", "w8-wide", "w4"])
+def test_a_tensor_that_cannot_be_rounded_is_named(tmp_path: Path, quantization: str) -> None:
+    weights = np.ones((20, 64), np.float32)
+    weights[11, 7] = np.nan
+    with pytest.raises(ModelError, match=r"tensor mapped: has weights from nan to nan"):
+        pack_all([packing([mapped(tmp_path, weights)], quantization)], 2)
 
 
 def test_one_scale_for_a_column_is_packed_whatever_its_k() -> None:

@@ -1,7 +1,8 @@
 """Weights from a checkpoint into panels: where each row goes, and streaming them there a few rows at a time.
 
-Rows that the file holds in a form the native library reads are packed by one call for all of them: it keeps the
-interpreter free for whatever else a start has to do. Others (rounded while loading) pass through numpy.
+Rows that the file holds in a form the native library reads are packed by one call for all of them, rounded where they
+have to be: it keeps the interpreter free for whatever else a start has to do. Others (made as they are read, or of
+unusual groups) pass through numpy.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ __all__ = ["Packing", "fill_all", "interleaved_columns", "pack_all", "region_byt
 # Weights read at once, in elements: small enough to stay in a core's cache share, large enough to hide Python.
 _ELEMENTS_AT_ONCE = 1 << 20
 _PANEL = 16
+# What the native library rounds: dense rows, to groups of a multiple of 16 up to this.
+_DENSE_KINDS = ("BF16", "F16", "F32")
+_LARGEST_ROUNDED = 256
 _REGION_ALIGNMENT = 64 * 3  # a weight is up to three arrays, each 64-byte aligned
 
 Int32Array = NDArray[np.int32]
@@ -77,8 +81,14 @@ class Packing:
         form = self.form
         if isinstance(tensor, AffineTensor):
             # One scale per column of a narrow k (group 0) is not a group the file's blocks have.
-            return tensor.stored_rows() if form.affine and form.group else None
-        return None if form.affine else tensor.stored_rows()
+            rows = tensor.stored_rows() if form.affine and form.group else None
+            if rows is None or rows.kind not in _DENSE_KINDS:
+                return rows
+            same = (tensor.group, tensor.zero, tensor.has_minimum) == (form.group, form.zero, form.minimum)
+            native = form.scale_f16 and form.group <= _LARGEST_ROUNDED and form.group % _PANEL == 0
+            return rows if same and native and rows.rotation == form.rotation else None
+        rows = None if form.affine else tensor.stored_rows()
+        return None if rows is None or rows.rotation else rows
 
     def fill(self, weight: PackedWeight) -> None:
         """Read the tensors and pack them; pages of the file that were read are given back."""
@@ -125,7 +135,11 @@ def fill_all(packings: Sequence[Packing], weights: Sequence[PackedWeight], threa
         native += jobs
         if not jobs:
             others.append((packing, weight))
-    pack_stored(native, threads)
+    try:
+        pack_stored(native, threads)
+    except OverflowError:
+        # Some tensor has weights that cannot be rounded; read in Python, the error names it and them.
+        others = [*zip(packings, weights, strict=True)]
     if others:
         with ThreadPoolExecutor(threads, thread_name_prefix="octavo-pack") as pool:
             for job in [pool.submit(packing.fill, weight) for packing, weight in others]:
