@@ -84,7 +84,7 @@ void AttentionWork::build(const AttentionStep& step, int64_t partial_slots) {
             piece.token_begin = first_token + t;
             piece.token_end = first_token + std::min(t + tile, count);
             const int32_t oldest = start + t, last = start + (bidirectional_ ? count : std::min(t + tile, count)) - 1;
-            piece.span_begin = window_ > 0 ? std::max(0, oldest - window_ + 1) / kSpan : 0;
+            piece.span_begin = first_seen(window_, chunked_, oldest) / kSpan;
             piece.span_end = last / kSpan + 1;
             piece.last = last;
             const int32_t begin = piece.span_begin, spans = piece.span_end - begin, rows = piece.token_end - piece.token_begin;

@@ -25,10 +25,10 @@ struct AttentionMerge {
 class AttentionWork {
   public:
     // bidirectional: every token sees the whole sequence, all of which is in the step.
-    AttentionWork(int window, int q_heads, int kv_heads, bool bidirectional)
-        : window_(window), q_heads_(q_heads), kv_heads_(kv_heads), bidirectional_(bidirectional) {}
-    bool serves(int window, int q_heads, int kv_heads, bool bidirectional) const {
-        return window_ == window && q_heads_ == q_heads && kv_heads_ == kv_heads && bidirectional_ == bidirectional;
+    AttentionWork(int window, bool chunked, int q_heads, int kv_heads, bool bidirectional)
+        : window_(window), chunked_(chunked), q_heads_(q_heads), kv_heads_(kv_heads), bidirectional_(bidirectional) {}
+    bool serves(int window, bool chunked, int q_heads, int kv_heads, bool bidirectional) const {
+        return window_ == window && chunked_ == chunked && q_heads_ == q_heads && kv_heads_ == kv_heads && bidirectional_ == bidirectional;
     }
 
     // Splits a step. That changes who computes what, never an order of summation. `partial_slots`: states there is room for.
@@ -48,7 +48,9 @@ class AttentionWork {
     void find_runs(const AttentionStep& step);
     void add(const AttentionItem& item, bool split_heads);
 
-    int window_, q_heads_, kv_heads_;
+    int window_;
+    bool chunked_;
+    int q_heads_, kv_heads_;
     bool bidirectional_;
     std::vector<AttentionPiece> pieces_;
     std::vector<AttentionItem> items_;

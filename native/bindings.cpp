@@ -149,20 +149,21 @@ void bind_plan(nb::module_& m) {
                  if (cos.shape(0) != sin.shape(0)) throw std::invalid_argument("rope tables differ in size");
                  return p.add_rope_tables(cos.data(), sin.data(), (int64_t)cos.shape(0));
              }, "cos"_a, "sin"_a)
+        .def("add_query_factors", [](Plan& p, Vector<float> factors) { return p.add_query_factors(floats(factors)); }, "factors"_a)
         .def("add_rope",
              [](Plan& p, std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim,
                 int tables, std::optional<Vector<float>> q_norm, std::optional<Vector<float>> k_norm, float norm_eps, const Activation& q,
-                bool norm_layer) {
+                bool norm_layer, bool wide_norms, bool norm_after, int factors) {
                  p.add_rope(std::move(name), qkv, layer, q_heads, kv_heads, head_dim, rope_dim, tables, floats(q_norm), floats(k_norm),
-                            norm_eps, q, norm_layer);
+                            norm_eps, q, norm_layer, wide_norms, norm_after, factors);
              }, "name"_a, "qkv"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "rope_dim"_a, "tables"_a, "q_norm"_a.none(),
-             "k_norm"_a.none(), "norm_eps"_a, "q"_a, "norm_layer"_a = false)
+             "k_norm"_a.none(), "norm_eps"_a, "q"_a, "norm_layer"_a = false, "wide_norms"_a = false, "norm_after"_a = false, "factors"_a = -1)
         .def("add_attention",
              [](Plan& p, std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale, float softcap,
-                int window, const Activation& out, std::optional<Vector<float>> slopes) {
-                 p.add_attention(std::move(name), q, layer, q_heads, kv_heads, head_dim, scale, softcap, window, out, floats(slopes));
+                int window, const Activation& out, std::optional<Vector<float>> slopes, bool chunked) {
+                 p.add_attention(std::move(name), q, layer, q_heads, kv_heads, head_dim, scale, softcap, window, out, floats(slopes), chunked);
              }, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
-             "softcap"_a, "window"_a, "out"_a, "slopes"_a.none() = nb::none())
+             "softcap"_a, "window"_a, "out"_a, "slopes"_a.none() = nb::none(), "chunked"_a = false)
         .def("add_elementwise",
              [](Plan& p, std::string name, Elementwise kind, const Activation& a, std::optional<Activation> b, int64_t width, float scalar,
                 const Activation& out) { p.add_elementwise(std::move(name), kind, a, b ? &*b : nullptr, width, scalar, out); },

@@ -104,11 +104,14 @@ struct RopeArgs {
     int q_heads = 0, kv_heads = 0, head_dim = 0, rope_dim = 0;  // rope_dim 0: no rotation
     const float* cos = nullptr;       // [positions][rope_dim/2]
     const float* sin = nullptr;
-    const float* q_norm = nullptr;    // [head_dim] or null
+    const float* q_norm = nullptr;    // [head_dim], or of all heads with wide_norms; or null
     const float* k_norm = nullptr;
     int q_norm_stride = 0, k_norm_stride = 0;  // from a head's weights to the next one's; 0: all have the same
     float norm_eps = 0.0f;
     bool norm_layer = false;          // layer norm, else RMS norm
+    bool wide_norms = false;          // one norm over all heads of q, one over all of k
+    bool norm_after = false;          // after the rotation, not before
+    const float* q_factors = nullptr;  // [positions] that queries are multiplied with, or null
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;   // block * kBlock + offset, per token
     uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim] bf16 or f32
@@ -116,6 +119,13 @@ struct RopeArgs {
     bool kv_f32 = false;
     int64_t block_bytes = 0;          // from block to block: all layers of one
 };
+
+// The first position that a token at `position` sees: of its window of as many, or of the chunk of as many it is in.
+constexpr int first_seen(int window, bool chunked, int position) {
+    if (window <= 0) return 0;
+    if (chunked) return position - position % window;
+    return position - window + 1 > 0 ? position - window + 1 : 0;
+}
 
 // Rows [token_begin, token_end) of the step, of one sequence, against spans [span_begin, span_end).
 struct AttentionPiece {
@@ -148,6 +158,7 @@ struct AttentionArgs {
     float scale = 1.0f;
     float softcap = 0.0f;             // 0: none
     int window = 0;                   // 0: none; else a token sees the last `window` tokens, itself included
+    bool chunked = false;             // a token sees those of its own chunk of `window` instead
     const float* slopes = nullptr;    // ALiBi: of each query head, divided by the scale; or null
     const int32_t* positions = nullptr;      // per token
     const int32_t* block_tables = nullptr;   // [sequences][table_stride]

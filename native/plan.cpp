@@ -166,9 +166,15 @@ int Plan::add_rope_tables(const float* cos, const float* sin, int64_t values) {
     return (int)rope_tables_.size() - 1;
 }
 
+int Plan::add_query_factors(const std::vector<float>& factors) {
+    require(!factors.empty(), "there are no factors of queries");
+    query_factors_.emplace_back(keep(factors), factors.size());
+    return (int)query_factors_.size() - 1;
+}
+
 void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
                     const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
-                    bool norm_layer) {
+                    bool norm_layer, bool wide_norms, bool norm_after, int factors) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
     require(rope_dim >= 0 && rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
@@ -179,10 +185,15 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     require(rope_dim == 0 || rope_tables_[(size_t)tables].values >= positions * rope_dim / 2,
             "the rope tables are shorter than the block table");
     auto norm_fits = [&](const std::vector<float>& norm, int heads) {
-        return norm.empty() || (int64_t)norm.size() == head_dim || (int64_t)norm.size() == (int64_t)heads * head_dim;
+        if (norm.empty()) return true;
+        return (int64_t)norm.size() == (int64_t)heads * head_dim || (!wide_norms && (int64_t)norm.size() == head_dim);
     };
     require(norm_fits(q_norm, q_heads), "q norm width");
     require(norm_fits(k_norm, kv_heads), "k norm width");
+    require(!wide_norms || !(norm_after || norm_layer), "an RMS norm over all heads comes before the rotation");
+    require(!norm_layer || !norm_after, "a layer norm comes before the rotation");
+    require(factors < (int)query_factors_.size(), "there are no factors " + std::to_string(factors) + " of queries");
+    require(factors < 0 || (int64_t)query_factors_[(size_t)factors].second >= positions, "the factors of queries are fewer than positions");
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
     const bool kv_f32 = q.form == Act::F32;
     const int64_t block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (kv_f32 ? 4 : 2);
@@ -204,6 +215,9 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     r.k_norm_stride = (int64_t)k_norm.size() > head_dim ? head_dim : 0;
     r.norm_eps = norm_eps;
     r.norm_layer = norm_layer;
+    r.wide_norms = wide_norms;
+    r.norm_after = norm_after;
+    if (factors >= 0) r.q_factors = query_factors_[(size_t)factors].first;
     r.positions = positions_.data();
     r.slots = slots_.data();
     r.kv_f32 = kv_f32;
@@ -220,7 +234,7 @@ void Plan::set_bidirectional() {
 }
 
 void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                         float softcap, int window, const Activation& out, const std::vector<float>& slopes) {
+                         float softcap, int window, const Activation& out, const std::vector<float>& slopes, bool chunked) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
             "head shape");
@@ -228,6 +242,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     require(out.form == Act::F32 ? out.width >= (int64_t)q_heads * head_dim : head_dim % kKPad == 0 && out.width == (int64_t)q_heads * head_dim,
             "attention writes f32, or another form of heads that are a multiple of 32 wide");
     require(out.form != Act::I8 || head_dim % out.group == 0, "attention writes int8 in groups that lie inside a head");
+    require(!chunked || window >= 1, "chunks of attention have a size");
     require(window >= 0 && softcap >= 0.0f && scale > 0.0f, "a window or soft cap below 0, or a scale not above it");
     require(slopes.empty() || ((int64_t)slopes.size() == q_heads && softcap == 0.0f), "ALiBi slopes: one for each query head, and no soft cap");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
@@ -244,6 +259,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.scale = scale;
     a.softcap = softcap;
     a.window = window;
+    a.chunked = chunked;
     // Scores are scaled after the slopes are added to them.
     std::vector<float> raised = slopes;
     for (float& slope : raised) slope /= scale;
@@ -317,8 +333,8 @@ void Plan::copy_blocks(const int32_t* pairs, int64_t count) {
 
 AttentionWork& Plan::work_list(const AttentionArgs& a) {
     for (auto& w : work_)
-        if (w->serves(a.window, a.q_heads, a.kv_heads, bidirectional_)) return *w;
-    work_.push_back(std::make_unique<AttentionWork>(a.window, a.q_heads, a.kv_heads, bidirectional_));
+        if (w->serves(a.window, a.chunked, a.q_heads, a.kv_heads, bidirectional_)) return *w;
+    work_.push_back(std::make_unique<AttentionWork>(a.window, a.chunked, a.q_heads, a.kv_heads, bidirectional_));
     return *work_.back();
 }
 

@@ -57,11 +57,14 @@ class Plan {
                     Epilogue epilogue, const Activation& out, int64_t out_columns);
     // Cosines and sines [positions][rope_dim / 2] that any number of layers can use; gives the number to use them by.
     int add_rope_tables(const float* cos, const float* sin, int64_t values);
+    // Factors [positions] of queries that any number of layers can use; gives the number to use them by.
+    int add_query_factors(const std::vector<float>& factors);
+    // `factors` below 0: queries have none.
     void add_rope(std::string name, const Activation& qkv, int layer, int q_heads, int kv_heads, int head_dim, int rope_dim, int tables,
                   const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
-                  bool norm_layer = false);
+                  bool norm_layer = false, bool wide_norms = false, bool norm_after = false, int factors = -1);
     void add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                       float softcap, int window, const Activation& out, const std::vector<float>& slopes = {});
+                       float softcap, int window, const Activation& out, const std::vector<float>& slopes = {}, bool chunked = false);
     void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                          const Activation& out);
     // Every token attends to the whole of its sequence, all of which is in one step. Call before the first add_attention.
@@ -149,6 +152,7 @@ class Plan {
         int64_t values;
     };
     std::vector<RopeTables> rope_tables_;
+    std::vector<std::pair<const float*, size_t>> query_factors_;
     std::vector<std::shared_ptr<PackedWeight>> weights_;
     std::vector<int32_t> positions_, slots_;
     std::vector<int32_t> ends_;  // the last position of each token's sequence; filled where all of it is seen

@@ -142,7 +142,7 @@ void soften(const AttentionArgs& args, const int32_t* positions, const int32_t* 
     for (int r = 0; r < rows; ++r) {
         float* row = scores + r * kChunk;
         const int last = positions[r];
-        const int first = args.window > 0 && last - args.window + 1 > 0 ? last - args.window + 1 : 0;
+        const int first = first_seen(args.window, args.chunked, last);
         if (args.softcap > 0.0f)
             for (int v = 0; v < vectors; ++v)
                 store(row + v * L, splat(args.softcap) * vtanh(load<vf>(row + v * L) * splat(args.scale) * splat(1.0f / args.softcap)));
@@ -265,8 +265,7 @@ class Work {
     const int32_t* table_of(const AttentionPiece& piece) const { return args_.block_tables + piece.sequence * args_.table_stride; }
     // The first token that is looked at by the piece alone, a chunk's first one.
     int start_of(const AttentionPiece& piece) const {
-        const int oldest = args_.positions[piece.token_begin];
-        const int seen = args_.window > 0 && oldest - args_.window + 1 > 0 ? (oldest - args_.window + 1) / kChunk : 0;
+        const int seen = first_seen(args_.window, args_.chunked, args_.positions[piece.token_begin]) / kChunk;
         const int alone = seen > item_.shared_chunks ? seen : item_.shared_chunks;
         return (alone > piece.span_begin * (kSpan / kChunk) ? alone : piece.span_begin * (kSpan / kChunk)) * kChunk;
     }

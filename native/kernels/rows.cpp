@@ -129,14 +129,17 @@ OCTAVO_INLINE float group_value(const WeightView& w, const void* values, int64_t
     return w.scale_f16 ? f16_value(((const uint16_t*)values)[index]) : ((const float*)values)[index];
 }
 
-OCTAVO_INLINE void rms_scale(float* x, int width, const float* weight, float eps) {
+OCTAVO_INLINE float inverse_rms(const float* x, int width, float eps) {
     vf squares = {};
     int c = 0;
     for (; c + L <= width; c += L) squares = fma(load<vf>(x + c), load<vf>(x + c), squares);
     float sum = sum_lanes(squares);
     for (; c < width; ++c) sum += x[c] * x[c];
-    const float r = 1.0f / __builtin_sqrtf(sum / (float)width + eps);
-    for (c = 0; c < width; ++c) x[c] = x[c] * r * weight[c];
+    return 1.0f / __builtin_sqrtf(sum / (float)width + eps);
+}
+
+OCTAVO_INLINE void scale_by(float* x, int width, float r, const float* weight) {
+    for (int c = 0; c < width; ++c) x[c] = x[c] * r * weight[c];
 }
 
 OCTAVO_INLINE void layer_scale(float* x, int width, const float* weight, float eps) {
@@ -332,6 +335,8 @@ void rope_row(const RopeArgs& args, int64_t row) {
     const int64_t element = args.kv_f32 ? 4 : 2;
     const int64_t panel_bytes = (int64_t)dim * kBlock * element;
     vi lost = {};
+    const float q_rms = args.wide_norms && args.q_norm ? inverse_rms(in, args.q_heads * dim, args.norm_eps) : 0.0f;
+    const float k_rms = args.wide_norms && args.k_norm ? inverse_rms(in + args.q_heads * dim, args.kv_heads * dim, args.norm_eps) : 0.0f;
     // Tokens of one block are written one after another, and find its lines in the cache.
     if (t == 0 || row == 0 || args.slots[row - 1] != slot - 1) prefetch_slot(args, slot);
     for (int h = 0; h < total; ++h) {
@@ -339,10 +344,11 @@ void rope_row(const RopeArgs& args, int64_t row) {
         const float* norm = is_q ? args.q_norm : args.k_norm;
         const int own = is_q ? h * args.q_norm_stride : (h - args.q_heads) * args.k_norm_stride;
         const float* x = in + h * dim;
-        if (norm) {
+        if (norm && !args.norm_after) {
             __builtin_memcpy(head, x, (size_t)dim * 4);
             if (args.norm_layer) layer_scale(head, dim, norm + own, args.norm_eps);
-            else rms_scale(head, dim, norm + own, args.norm_eps);
+            else if (args.wide_norms) scale_by(head, dim, is_q ? q_rms : k_rms, norm + own);
+            else scale_by(head, dim, inverse_rms(head, dim, args.norm_eps), norm + own);
             x = head;
         }
         int i = 0;
@@ -357,6 +363,9 @@ void rope_row(const RopeArgs& args, int64_t row) {
             head[half + i] = b * cos[i] + a * sin[i];
         }
         if (x != head && 2 * half < dim) __builtin_memcpy(head + 2 * half, x + 2 * half, (size_t)(dim - 2 * half) * 4);
+        if (norm && args.norm_after) scale_by(head, dim, inverse_rms(head, dim, args.norm_eps), norm + own);
+        if (is_q && args.q_factors)
+            for (int c = 0; c < dim; c += L) store(head + c, load<vf>(head + c) * splat(args.q_factors[position]));
         if (is_q) {
             const int64_t at = row * args.q_heads * dim + h * dim;
             if (args.kv_f32) {

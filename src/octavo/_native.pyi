@@ -290,6 +290,7 @@ class Plan:
         out_columns: int,
     ) -> None: ...
     def add_rope_tables(self, cos: NDArray[numpy.float32], sin: NDArray[numpy.float32]) -> int: ...
+    def add_query_factors(self, factors: NDArray[numpy.float32]) -> int: ...
     def add_rope(
         self,
         name: str,
@@ -305,6 +306,9 @@ class Plan:
         norm_eps: float,
         q: Activation,
         norm_layer: bool = False,
+        wide_norms: bool = False,
+        norm_after: bool = False,
+        factors: int = -1,
     ) -> None: ...
     def add_attention(
         self,
@@ -319,6 +323,7 @@ class Plan:
         window: int,
         out: Activation,
         slopes: NDArray[numpy.float32] | None = None,
+        chunked: bool = False,
     ) -> None: ...
     def add_elementwise(
         self,

@@ -22,6 +22,8 @@ from tests.models.tiny import (
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
+
 VARIANTS: dict[str, TinyModel] = {
     "bloom with residuals behind norms": TinyModel("bloom", {"apply_residual_connection_post_layernorm": True}),
     "cohere2 with given layer types": TinyModel(
@@ -47,10 +49,22 @@ VARIANTS: dict[str, TinyModel] = {
         "stablelm", {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 1.0}}
     ),
     "starcoder2 without biases": TinyModel("starcoder2", {"use_bias": False, "tie_word_embeddings": False}),
+    "exaone4 with letters for its windows": TinyModel(
+        "exaone4", {"sliding_window": 8, "sliding_window_pattern": "LG", "layer_types": _ALTERNATING}
+    ),
+    "exaone4 without windows": TinyModel("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "gemma3_text with six layers": TinyModel(
+        "gemma3_text", {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
+    ),
+    "gemma2 without caps": TinyModel(
+        "gemma2", {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None}
+    ),
+    "granite with biases": TinyModel("granite", {"attention_bias": True, "mlp_bias": True}),
     "llama with all biases": TinyModel("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama without grouped heads": TinyModel("llama", {"num_key_value_heads": 4}),
     "llama with one kv head": TinyModel("llama", {"num_key_value_heads": 1}),
     "llama with linear rope": TinyModel("llama", {"rope_parameters": {"rope_type": "linear", "factor": 3.0}}),
+    "llama with dynamic rope": TinyModel("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0}}),
     "llama with yarn": TinyModel("llama", {"rope_parameters": YARN}),
     "llama with yarn of given temperatures": TinyModel(
         "llama",
@@ -60,6 +74,41 @@ VARIANTS: dict[str, TinyModel] = {
         "llama", {"rope_parameters": {**YARN, "attention_factor": 1.3, "truncate": False}}
     ),
     "mistral without a window": TinyModel("mistral", {"sliding_window": None}),
+    "olmo without a limit": TinyModel("olmo", {"tie_word_embeddings": True}),
+    "olmo3 with yarn in its full layers": TinyModel(
+        "olmo3",
+        {
+            "sliding_window": 8,
+            "num_hidden_layers": 4,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+    ),
+    "phi3 of many lengths": TinyModel(
+        "phi3",
+        {
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0] * 8,
+                "long_factor": [1.5 + 0.5 * i for i in range(8)],
+            },
+        },
+    ),
+    "phi3 of its first length": TinyModel(
+        "phi3",
+        {
+            "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "short_factor": [1.0 + 0.1 * i for i in range(8)],
+                "long_factor": [1.5 + 0.5 * i for i in range(8)],
+            },
+        },
+    ),
+    "phi3 without longrope": TinyModel("phi3"),
     "qwen2 without windows": TinyModel("qwen2", {"sliding_window": 5, "max_window_layers": 0}),
     "qwen2 with given layer types": TinyModel(
         "qwen2",
@@ -80,6 +129,8 @@ VARIANTS: dict[str, TinyModel] = {
             "rope_parameters": YARN,
         },
     ),
+    "smollm3 with given layers": TinyModel("smollm3", {"no_rope_layers": [0, 1, 1], "attention_bias": True}),
+    "yi, which is llama": TinyModel("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "rope_theta": 5e6}),
 }
 
 

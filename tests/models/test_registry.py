@@ -116,6 +116,30 @@ def test_llama_refuses_what_it_cannot_honour_by_name_and_value(change: dict[str,
             family_config("mistral", "MistralForCausalLM", sliding_window=8, use_sliding_window=False),
             "use_sliding_window = False",
         ),
+        (family_config("gemma", "GemmaForCausalLM", hidden_act="relu"), "hidden_act = 'relu'"),
+        (family_config("gemma2", "Gemma2ForCausalLM", hidden_activation="gelu"), "hidden_activation = 'gelu'"),
+        (family_config("gemma2", "Gemma2ForCausalLM", dtype="float64"), "dtype = 'float64'"),
+        (family_config("gemma3_text", "Gemma3ForCausalLM", attn_logit_softcapping=50.0), "attn_logit_softcapping = 50"),
+        (
+            family_config("gemma3_text", "Gemma3ForCausalLM", use_bidirectional_attention=True),
+            "use_bidirectional_attention = True",
+        ),
+        (family_config("granite", "GraniteForCausalLM", logits_scaling=0), "logits_scaling = 0 .* positive"),
+        (family_config("minicpm", "MiniCPMForCausalLM", sparse_config={"topk": 64}), "sparse_config = "),
+        (
+            family_config(
+                "ministral", "MinistralForCausalLM", sliding_window=None, layer_types=["sliding_attention"] * 2
+            ),
+            "sliding_window = None .* given, as layer_types",
+        ),
+        (
+            family_config("exaone4", "Exaone4ForCausalLM", sliding_window_pattern="LGL"),
+            "sliding_window_pattern = 'LGL'",
+        ),
+        (family_config("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", use_qk_norm=False), "use_qk_norm = False"),
+        (family_config("ministral3", "Ministral3ForCausalLM"), "llama_4_scaling_beta is missing"),
+        (family_config("phi3", "Phi3ForCausalLM", hidden_act="gelu"), "hidden_act = 'gelu'"),
+        (family_config("smollm3", "SmolLM3ForCausalLM", no_rope_layers=[1]), r"no_rope_layers = \[1\] .* 2 of 0 and 1"),
         (family_config("qwen3", "Qwen3ForCausalLM", mlp_bias=True), "mlp_bias = True"),
         (family_config("qwen2", "Qwen2ForCausalLM", attention_bias=False), "attention_bias = False"),
         (family_config("qwen2", "Qwen2ForCausalLM", use_sliding_window=True), "sliding_window is missing"),
@@ -186,7 +210,7 @@ def test_a_family_is_named_in_its_own_file_and_its_test_row_only() -> None:
         for name in family.architectures:
             named = [path for path, text in texts.items() if f'"{name}"' in text and "gguf" not in path.name]
             assert [path.name for path in named] == [f"{family.model_type.replace('-', '_')}.py"]
-    tested = {recipe.model_type for recipe in TINY_MODELS.values()}
+    tested = {recipe.model_type for recipe in TINY_MODELS.values()} | set(TINY_MODELS)
     # Encoders have rows of their own: see test_encoders.py.
     assert {family.model_type for family in supported_families() if not family.encoder} <= tested
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from octavo.errors import ModelError
-from octavo.models.config import ConfigReader, read_rope
-from octavo.models.rope import Rope
+from octavo.models.config import ConfigReader, read_layer_ropes, read_rope
+from octavo.models.rope import QueryScaling, Rope
 
 LINEAR = {"rope_type": "linear", "factor": 2.5}
 LLAMA3 = {
@@ -72,6 +72,80 @@ def test_factors_divide_the_plain_frequencies() -> None:
     np.testing.assert_allclose(rope.inverse_frequencies(), llama3.inverse_frequencies(), rtol=1e-6)
 
 
+def longrope(original: int, **more: Any) -> dict[str, Any]:
+    factors = {"short_factor": [1.0 + i / 100 for i in range(64)], "long_factor": [2.0 + i for i in range(64)]}
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "original_max_position_embeddings": original,
+        **factors,
+        **more,
+    }
+
+
+@pytest.mark.parametrize(("original", "length"), [(4096, 4097), (131072, 1)])
+def test_longrope_has_the_long_factors_where_a_model_is_for_more_positions_than_at_first(
+    original: int, length: int
+) -> None:
+    config = LlamaConfig(
+        hidden_size=128, num_attention_heads=1, max_position_embeddings=131072, rope_parameters=longrope(original)
+    )
+    expected, attention_factor = ROPE_INIT_FUNCTIONS["longrope"](config, seq_len=length)
+    for scaling in (longrope(original), {**longrope(original), "rope_type": None, "type": "su"}):
+        rope = rope_of({"rope_scaling": scaling})
+        np.testing.assert_allclose(rope.inverse_frequencies(), expected.numpy(), rtol=1e-6)
+        assert rope.attention_factor == pytest.approx(attention_factor)
+    assert rope_of({"rope_parameters": longrope(original, attention_factor=1.25)}).attention_factor == 1.25
+
+
+def test_dynamic_frequencies_are_those_of_the_models_own_length() -> None:
+    config = LlamaConfig(
+        hidden_size=128,
+        num_attention_heads=1,
+        rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 500.0},
+    )
+    expected, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, seq_len=config.max_position_embeddings)
+    rope = rope_of({"rope_theta": 500.0, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}})
+    np.testing.assert_allclose(rope.inverse_frequencies(), expected.numpy(), rtol=1e-6)
+
+
+def test_a_part_of_a_head_is_rotated_where_a_family_has_that() -> None:
+    def dim(values: dict[str, Any], partial: float = 0.5) -> int:
+        return read_rope(ConfigReader(values, "glm"), 128, 4096, partial=partial).dim
+
+    assert dim({}) == 64
+    assert dim({"partial_rotary_factor": 0.75}) == 96
+    assert dim({"partial_rotary_factor": 0.75, "rope_parameters": {"partial_rotary_factor": 0.25}}) == 32
+    for factor in (1.5, 0.01):
+        with pytest.raises(ModelError, match=f"partial_rotary_factor = {factor} .* an even part of a head of 128"):
+            dim({"partial_rotary_factor": factor})
+
+
+def test_full_and_sliding_layers_have_ropes_of_their_own() -> None:
+    def both(values: dict[str, Any]) -> tuple[Rope, Rope]:
+        return read_layer_ropes(ConfigReader(values, "gemma3_text"), 128, 4096, theta=1e6, local_theta=1e4)
+
+    assert both({}) == (Rope("default", 1e6, 128), Rope("default", 1e4, 128))
+    stretched = Rope("linear", 5e5, 128, factor=8.0), Rope("default", 300.0, 128)
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    assert both({"rope_theta": 5e5, "rope_local_base_freq": 300, "rope_scaling": scaling}) == stretched
+    nested = {
+        "full_attention": {**scaling, "rope_theta": 5e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300},
+    }
+    assert both({"rope_parameters": nested}) == stretched
+    for values in ({"rope_parameters": scaling}, {"rope_parameters": {**nested, "chunked_attention": {}}}):
+        with pytest.raises(ModelError, match=r"rope_parameters\."):
+            both(values)
+
+
+def test_queries_grow_with_the_logarithm_of_their_position() -> None:
+    factors = QueryScaling(0.1, 100, 1).factors(1000)
+    assert factors.dtype == np.float32
+    assert (factors[:99] == 1).all()
+    np.testing.assert_allclose(factors[[99, 199, 899]], 1 + 0.1 * np.log([2, 3, 10]), rtol=1e-6)
+
+
 @pytest.mark.parametrize("scaling", [{}, *SCALINGS], ids=lambda scaling: scaling.get("rope_type", "default"))
 def test_old_and_new_places_of_the_rope_fields_are_one(scaling: dict[str, Any]) -> None:
     new = rope_of({"rope_parameters": {"rope_theta": 500000.0, **scaling}})
@@ -92,8 +166,12 @@ def test_yarn_takes_its_factor_from_the_two_context_lengths() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_scaling\.rope_type = 'dynamic'"),
-        ({"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.type = 'longrope'"),
+        ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, r"rope_scaling\.rope_type = 'proportional'"),
+        ({"rope_scaling": {"type": "longrope"}}, r"rope_scaling\.short_factor = None .* list of 64"),
+        ({"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 64, "long_factor": [2.0]}}, r"long_factor"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, r"rope_scaling\.factor is missing"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "alpha": 9.0}}, r"factor = 2.0 .* must be 1.0"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0, "mscale": 9.0}}, r"mscale = 9.0"),
         ({"rope_parameters": {"rope_type": "default", "mrope_section": [8, 8]}}, r"mrope_section = \[8, 8\]"),
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": {**LINEAR, "factor": -1}}, r"factor = -1 .* positive"),

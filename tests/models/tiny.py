@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -15,11 +16,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
+from safetensors.torch import load_file as load_tensors
+from safetensors.torch import save_file as save_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 300
+_ALIBI = "alibi"  # a file that says that it wants a bias
+_ORIGINAL = "original"  # where a disguised model is as transformers saved it
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -33,13 +38,24 @@ _CORPUS = [
 ]
 
 
+# A configuration and its tensors as another family would have stored them.
+Disguise = Callable[[dict[str, Any], dict[str, torch.Tensor]], tuple[dict[str, Any], dict[str, torch.Tensor]]]
+
+
 @dataclass(frozen=True)
 class TinyModel:
-    """A recipe: `model_type` and configuration values that differ from the common small ones."""
+    """A recipe: `model_type` and configuration values that differ from the common small ones.
+
+    `disguise` is for families that transformers lacks: a model of one it has that computes the same, stored as theirs,
+    or computes it when given a bias of `alibi` with its mask.
+    """
 
     model_type: str
     values: Mapping[str, Any] = field(default_factory=dict)
     shard_size: str = "1GB"
+    disguise: Disguise | None = field(default=None, repr=False)
+    alibi: bool = False
+    norm_weights: float = 1.0  # about which those of norms lie
 
     def config(self) -> Any:
         """The transformers configuration."""
@@ -59,6 +75,100 @@ class TinyModel:
         return AutoConfig.for_model(self.model_type, **{**common, **self.values})
 
 
+def as_family(model_type: str, architecture: str, **fields: Any) -> Disguise:
+    """Other names for the model and for fields of its configuration; a field of None is left out."""
+
+    def disguise(
+        config: dict[str, Any], tensors: dict[str, torch.Tensor]
+    ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        changed = {**config, "model_type": model_type, "architectures": [architecture], **fields}
+        return {name: value for name, value in changed.items() if name not in fields or value is not None}, tensors
+
+    return disguise
+
+
+def as_internlm2(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Llama as InternLM 2 stores it: other names, and for each kv head its query heads, key and value together."""
+    config, tensors = as_family("internlm2", "InternLM2ForCausalLM", bias=config["attention_bias"])(config, tensors)
+    names = {
+        "model.embed_tokens": "model.tok_embeddings",
+        "lm_head": "output",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    return config, _fused(_renamed(tensors, names), "attention.wqkv", config["num_key_value_heads"])
+
+
+def as_chatglm(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """GLM as ChatGLM stores it: other names everywhere, q, k and v one after the other in one tensor."""
+    names = {
+        "model.embed_tokens": "transformer.embedding.word_embeddings",
+        "model.layers": "transformer.encoder.layers",
+        "model.norm": "transformer.encoder.final_layernorm",
+        "lm_head": "transformer.output_layer",
+        "self_attn.o_proj": "self_attention.dense",
+        "mlp.gate_up_proj": "mlp.dense_h_to_4h",
+        "mlp.down_proj": "mlp.dense_4h_to_h",
+    }
+    fields = {
+        "num_hidden_layers": "num_layers",
+        "vocab_size": "padded_vocab_size",
+        "intermediate_size": "ffn_hidden_size",
+        "head_dim": "kv_channels",
+        "rms_norm_eps": "layernorm_epsilon",
+        "max_position_embeddings": "seq_length",
+        "attention_bias": "add_qkv_bias",
+        "num_key_value_heads": "multi_query_group_num",
+    }
+    stored = {new: config[old] for old, new in fields.items()}
+    kept = {name: config[name] for name in ("vocab_size", "hidden_size", "num_attention_heads", "dtype")}
+    ratio = config["rope_parameters"]["rope_theta"] / 10000.0
+    told = {"multi_query_attention": True, "rope_ratio": ratio, "original_rope": True, "add_bias_linear": False}
+    family = {"model_type": "chatglm", "architectures": ["ChatGLMModel"], "tie_word_embeddings": False}
+    return {**family, **kept, **stored, **told}, _fused(_renamed(tensors, names), "self_attention.query_key_value", 1)
+
+
+def as_baichuan(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Llama, or SmolLM3 without rope, as Baichuan stores it: q, k and v one after the other in one tensor."""
+    rotated = config["model_type"] == "llama"
+    family = {"model_type": "baichuan", "architectures": ["BaichuanForCausalLM"]}
+    names = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "dtype"]
+    kept = {name: config[name] for name in [*names, "rms_norm_eps", "hidden_act", "tie_word_embeddings"]}
+    length = {"max_position_embeddings" if rotated else "model_max_length": config["max_position_embeddings"]}
+    return {**family, **kept, **length}, _fused(tensors, "self_attn.W_pack", 1)
+
+
+def _renamed(tensors: dict[str, torch.Tensor], names: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    renamed = {}
+    for name, tensor in tensors.items():
+        for old, new in names.items():
+            name = name.replace(old, new)
+        renamed[name] = tensor
+    return renamed
+
+
+def _fused(tensors: dict[str, torch.Tensor], fused: str, groups: int) -> dict[str, torch.Tensor]:
+    """q, k and v of each layer as one tensor, the heads of each of `groups` together."""
+    stored = {name: tensor for name, tensor in tensors.items() if not re.search(r"self_attn\.[qkv]_proj", name)}
+    for name in tensors:
+        if "self_attn.q_proj" in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            grouped = [part.reshape(groups, -1, *part.shape[1:]) for part in parts]
+            stored[name.replace("self_attn.q_proj", fused)] = torch.cat(grouped, 1).flatten(0, 1)
+    return stored
+
+
+_ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 5000.0,
@@ -72,28 +182,154 @@ _LLAMA3_ROPE = {
 # vocabularies that are not a multiple of 16, GQA, tied and untied heads, biases, rope scaling, windows shorter than a
 # sequence, heads wider than hidden / heads, sharded files.
 TINY_MODELS: dict[str, TinyModel] = {
+    "baichuan": TinyModel("llama", {"num_key_value_heads": 4}, disguise=as_baichuan),
+    "baichuan 13b": TinyModel(
+        "smollm3",
+        {"num_key_value_heads": 4, "no_rope_layers": [0, 0, 0], "tie_word_embeddings": False},
+        disguise=as_baichuan,
+        alibi=True,
+    ),
     "bloom": TinyModel("bloom", {"hidden_size": 96, "num_attention_heads": 6}),
+    "chatglm": TinyModel("glm", {"head_dim": 32, "rope_theta": 40000.0}, disguise=as_chatglm),
     "codegen": TinyModel("codegen", {"rotary_dim": 8, "n_inner": 160}),
     "cohere": TinyModel("cohere", {"attention_bias": True}),
     "cohere with head norms": TinyModel("cohere", {"use_qk_norm": True}),
     "cohere2": TinyModel("cohere2", {"sliding_window": 8, "sliding_window_pattern": 2}),
-    "falcon 7b": TinyModel("falcon"),
+    "ernie4_5": TinyModel("ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "exaone4": TinyModel("exaone4", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "exaone": TinyModel(
+        "exaone",
+        disguise=as_family(
+            "exaone",
+            "ExaoneForCausalLM",
+            num_layers=3,
+            num_hidden_layers=None,
+            layer_norm_epsilon=1e-5,
+            rms_norm_eps=None,
+            activation_function="silu",
+            hidden_act=None,
+        ),
+    ),
     "falcon 40b": TinyModel("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
+    "falcon 7b": TinyModel("falcon"),
     "falcon rw": TinyModel("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
+    "gemma": TinyModel("gemma", {"head_dim": 32, "hidden_size": 96}, norm_weights=0.0),
+    "gemma2": TinyModel(
+        "gemma2",
+        {
+            "head_dim": 32,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 24,
+            "attn_logit_softcapping": 4.0,
+            "final_logit_softcapping": 6.0,
+        },
+        norm_weights=0.0,
+    ),
+    "gemma3_text": TinyModel(
+        "gemma3_text",
+        {
+            "head_dim": 32,
+            "sliding_window": 8,
+            "layer_types": _ALTERNATING,
+            "query_pre_attn_scalar": 24,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 50000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+            },
+        },
+        norm_weights=0.0,
+    ),
+    "glm": TinyModel("glm", {"head_dim": 32}),
+    "glm4": TinyModel("glm4", {"head_dim": 16, "partial_rotary_factor": 0.75}),
     "gpt2": TinyModel("gpt2", {"hidden_size": 96, "num_attention_heads": 6, "n_inner": 160}),
     "gpt_bigcode": TinyModel("gpt_bigcode", {"n_inner": 160}),
     "gpt_neo": TinyModel("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 8}),
     "gpt_neox": TinyModel("gpt_neox"),
     "gptj": TinyModel("gptj", {"rotary_dim": 8, "n_inner": 160}),
+    "granite": TinyModel(
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.5,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "hunyuan_v1_dense": TinyModel(
+        "hunyuan_v1_dense",
+        {"head_dim": 32, "rope_parameters": {"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0}},
+    ),
+    "internlm2": TinyModel("llama", {"attention_bias": True}, disguise=as_internlm2),
+    "internlm3": TinyModel(
+        "internlm3",
+        {"head_dim": 16, "qkv_bias": True, "bias": True},
+        disguise=as_family("internlm3", "InternLM3ForCausalLM"),
+    ),
     "llama": TinyModel("llama", {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16}),
     "llama3": TinyModel(
         "llama", {"hidden_size": 128, "tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, shard_size="100KB"
     ),
+    "minicpm": TinyModel(
+        "granite",
+        {
+            "embedding_multiplier": 4.0,
+            "residual_multiplier": 1.2 / 3**0.5,
+            "attention_multiplier": 0.25,
+            "logits_scaling": 64 / 24,
+            "tie_word_embeddings": True,
+        },
+        disguise=as_family(
+            "minicpm",
+            "MiniCPMForCausalLM",
+            scale_emb=4,
+            scale_depth=1.2,
+            dim_model_base=24,
+            embedding_multiplier=None,
+            residual_multiplier=None,
+            attention_multiplier=None,
+            logits_scaling=None,
+        ),
+    ),
+    "ministral": TinyModel("ministral", {"head_dim": 16, "sliding_window": 8, "layer_types": _ALTERNATING}),
+    "ministral3": TinyModel(
+        "ministral3",
+        {
+            "head_dim": 32,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "mistral": TinyModel("mistral", {"hidden_size": 96, "head_dim": 32, "sliding_window": 8}),
     "mpt": TinyModel("mpt", {"hidden_size": 96, "num_attention_heads": 6, "attn_config": {"clip_qkv": 1.5}}),
+    "olmo": TinyModel("olmo", {"clip_qkv": 1.0}),
+    "olmo2": TinyModel("olmo2"),
+    "olmo3": TinyModel("olmo3", {"sliding_window": 8, "layer_types": _ALTERNATING}),
     "opt": TinyModel("opt", {"ffn_dim": 160}),
     "opt 350m": TinyModel("opt", {"ffn_dim": 160, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "phi": TinyModel("phi"),
+    "phi3": TinyModel(
+        "phi3",
+        {
+            "hidden_size": 128,
+            "partial_rotary_factor": 0.75,
+            "sliding_window": 40,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "attention_factor": 1.0,
+                "short_factor": [1.0 + 0.1 * i for i in range(12)],
+                "long_factor": [1.5 + 0.5 * i for i in range(12)],
+            },
+        },
+    ),
     "qwen2": TinyModel(
         "qwen2",
         {
@@ -105,6 +341,11 @@ TINY_MODELS: dict[str, TinyModel] = {
         },
     ),
     "qwen3": TinyModel("qwen3", {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "seed_oss": TinyModel("seed_oss", {"head_dim": 32, "mlp_bias": True}),
+    "smollm3": TinyModel(
+        "smollm3",
+        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     "stablelm": TinyModel("stablelm", {"use_qkv_bias": True}),
     "stablelm 12b": TinyModel("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
     "starcoder2": TinyModel("starcoder2", {"sliding_window": 8}),
@@ -120,13 +361,20 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight") or (name.endswith("weight") and parameter.ndim == 1):
-                parameter.copy_(1 + 0.2 * noise)
+                parameter.copy_(recipe.norm_weights + 0.2 * noise)
             elif name.endswith("bias"):
                 parameter.copy_(0.2 * noise)
             else:
                 # Large enough that attention is far from uniform and logits are spread, unlike a fresh initialisation.
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
-    model.to(dtype).save_pretrained(directory, max_shard_size=recipe.shard_size)
+    original = directory if recipe.disguise is None else directory / _ORIGINAL
+    model.to(dtype).save_pretrained(original, max_shard_size=recipe.shard_size)
+    if recipe.disguise is not None:
+        if recipe.alibi:
+            (original / _ALIBI).touch()
+        stored, tensors = recipe.disguise(read_config(original), load_tensors(original / "model.safetensors"))
+        save_tensors({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / "model.safetensors")
+        (directory / "config.json").write_text(json.dumps(stored))
     write_tokenizer(directory)
     return directory
 
@@ -158,11 +406,22 @@ def write_tokenizer(directory: Path) -> None:
 
 def transformers_logits(directory: Path, token_ids: list[int]) -> NDArray[np.float32]:
     """What transformers computes in float32: logits [tokens, vocab]."""
+    original = directory / _ORIGINAL
+    directory = original if original.is_dir() else directory
     # Its eager Falcon adds the slopes of ALiBi twice: to the mask, and to the scores.
     kernels = "sdpa" if read_config(directory).get("alibi") else "eager"
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=kernels)
+    bias = _alibi_bias(model.config.num_attention_heads, len(token_ids)) if (directory / _ALIBI).exists() else None
     with torch.inference_mode():
-        return model(torch.tensor([token_ids])).logits[0].numpy()
+        return model(torch.tensor([token_ids]), attention_mask=bias).logits[0].numpy()
+
+
+def _alibi_bias(heads: int, tokens: int) -> torch.Tensor:
+    """The mask [1, heads, tokens, tokens] of causal attention under ALiBi, of a power of two heads."""
+    assert heads & (heads - 1) == 0
+    slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1) / heads)
+    distance = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
+    return (-slopes[:, None, None] * distance).masked_fill(distance < 0, torch.finfo(torch.float32).min)[None]
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Heads:
     softcap: float = 0.0
     scale: float = 0.0
     slopes: tuple[float, ...] = ()
+    chunked: bool = False
 
     @property
     def factor(self) -> float:
@@ -40,7 +41,8 @@ class Heads:
         return q, k, v
 
     def __str__(self) -> str:
-        marks = [f"w{self.window}"] * bool(self.window) + [f"cap{self.softcap}"] * bool(self.softcap)
+        window = f"{'c' if self.chunked else 'w'}{self.window}"
+        marks = [window] * bool(self.window) + [f"cap{self.softcap}"] * bool(self.softcap)
         marks += ["alibi"] * bool(self.slopes)
         return "-".join([f"{self.q}q{self.kv}kv{self.dim}", *marks])
 
@@ -81,7 +83,7 @@ class AttentionBench:
             plan.add_rope("rope", self.qkv.activation(), *shape, 0, -1, None, None, 0.0, q.activation())
             slopes = np.array(heads.slopes, np.float32) if heads.slopes else None
             caps = (heads.factor, heads.softcap, heads.window)
-            plan.add_attention("attention", q.activation(), *shape, *caps, self.out.activation(), slopes)
+            plan.add_attention("attention", q.activation(), *shape, *caps, self.out.activation(), slopes, heads.chunked)
             plan.make_pool(blocks, kv_f32)
 
         self.bench.add(add)
@@ -124,7 +126,9 @@ def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
     distance = rows[:, None] - np.arange(len(qkv))[None, :]
     if heads.slopes:
         scores = scores - np.array(heads.slopes, np.float32)[:, None, None] * distance
-    visible = (distance >= 0) & ((distance < heads.window) if heads.window else True)
+    visible = (distance >= 0) & ((distance < heads.window) if heads.window and not heads.chunked else True)
+    if heads.chunked:
+        visible &= rows[:, None] // heads.window == np.arange(len(qkv))[None, :] // heads.window
     scores = np.where(visible, scores, -np.inf)
     p = np.exp(scores - scores.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)

@@ -24,6 +24,8 @@ SHAPES = [
     Heads(4, 1, 48, window=64),
     Heads(4, 2, 32, slopes=(0.5, 0.1, 0.02, 0.003)),
     Heads(3, 1, 16, window=100, slopes=(0.25, 0.04, 1e-4), scale=0.5),
+    Heads(2, 1, 32, window=50, chunked=True),
+    Heads(4, 2, 16, window=520, chunked=True),
     Heads(2, 2, 32, window=600, softcap=5.0),
 ]
 

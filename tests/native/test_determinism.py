@@ -101,6 +101,7 @@ ATTENTION = [
     Heads(9, 3, 32, softcap=15.0),
     Heads(5, 1, 48, window=70),
     Heads(2, 2, 16, window=530),
+    Heads(4, 2, 16, window=90, chunked=True),
     Heads(50, 1, 16),
 ]
 CUTS = [[], [1], [64, 512], [17, 100, 511, 513], [3, 5, 8, 600], [*range(1, 1100, 47)], [600, *range(1090, 1100)]]

@@ -24,6 +24,9 @@ class Case:
     k_norm: bool = False
     layer: bool = False  # layer norms, not RMS norms
     own: bool = False  # every head has weights of its own
+    wide: bool = False
+    after: bool = False
+    factors: bool = False
 
 
 CASES = [
@@ -36,6 +39,10 @@ CASES = [
     Case(4, 2, 48, 16, q_norm=True, k_norm=True, layer=True, own=True),
     Case(3, 3, 32, 32, k_norm=True, layer=True),
     Case(2, 1, 16, 0, q_norm=True, own=True),
+    Case(4, 2, 32, 32, q_norm=True, k_norm=True, wide=True),
+    Case(3, 1, 48, 16, k_norm=True, wide=True, factors=True),
+    Case(4, 2, 32, 24, q_norm=True, k_norm=True, after=True),
+    Case(2, 1, 64, 0, factors=True),
 ]
 
 
@@ -53,12 +60,26 @@ def turned(x: Array, positions: Array, cos: Array, sin: Array) -> Array:
     return np.concatenate([a * c - b * s, b * c + a * s, x[..., 2 * half :]], axis=-1)
 
 
-def normed(x: Array, weight: Array | None, layer: bool) -> Array:
-    """The norm of each head of x [..., heads, dim], by weights of all heads or of each."""
+def factors() -> Array:
+    return np.linspace(0.5, 2, POSITIONS, dtype=np.float32)
+
+
+def normed(x: Array, weight: Array | None, case: Case) -> Array:
+    """The norm of each head of x [tokens, heads, dim], by weights of all heads or of each; or one norm of all heads."""
     if weight is None:
         return x
-    centred = x - x.mean(axis=-1, keepdims=True) if layer else x
-    return centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6) * weight.reshape(-1, x.shape[-1])
+    rows = x.reshape(len(x), 1, -1) if case.wide else x
+    centred = rows - rows.mean(axis=-1, keepdims=True) if case.layer else rows
+    scaled = centred / np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-6)
+    return (scaled * weight.reshape(-1, rows.shape[-1])).reshape(x.shape)
+
+
+def prepared(x: Array, weight: Array | None, case: Case) -> Array:
+    """Heads at positions 0, 1, ... as attention gets them."""
+    positions, table = np.arange(len(x)), tables(case.rope)
+    if case.after:
+        return normed(turned(x, positions, *table), weight, case)
+    return turned(normed(x, weight, case), positions, *table)
 
 
 @dataclass
@@ -79,14 +100,15 @@ def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
     out = bench.slot(Act.F32, case.q * case.dim)
     rng = np.random.default_rng(1)
     weights = [
-        rng.uniform(0.5, 2, case.dim * (heads if case.own else 1)).astype(np.float32) if on else None
+        rng.uniform(0.5, 2, case.dim * (heads if case.own or case.wide else 1)).astype(np.float32) if on else None
         for on, heads in ((case.q_norm, case.q), (case.k_norm, case.kv))
     ]
 
     def add(plan: Plan) -> None:
         cosines = plan.add_rope_tables(*(table.reshape(-1) for table in tables(case.rope))) if case.rope else -1
         shape = (0, case.q, case.kv, case.dim)
-        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation(), case.layer)
+        more = (case.layer, case.wide, case.after, plan.add_query_factors(factors()) if case.factors else -1)
+        plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation(), *more)
         plan.add_attention("attention", q.activation(), *shape, case.dim**-0.5, 0.0, 0, out.activation())
         plan.make_pool(16, kv_f32)
 
@@ -113,9 +135,10 @@ def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv_f32:
     heads = attention.Heads(case.q, case.kv, case.dim)
     for i in range(2):
         q, k, v = heads.split(x[i].astype(np.float64))
-        positions, table = np.arange(70), tables(case.rope)
-        q = turned(normed(q, rope.weights[0], case.layer), positions, *table).reshape(70, -1)
-        k = turned(normed(k, rope.weights[1], case.layer), positions, *table).reshape(70, -1)
+        positions = np.arange(70)
+        q, k = (prepared(x, weight, case) for x, weight in zip((q, k), rope.weights, strict=True))
+        q = (q * (factors()[:70, None, None] if case.factors else 1)).reshape(70, -1)
+        k = k.reshape(70, -1)
         if kv_f32:
             np.testing.assert_allclose(queries[i], q, rtol=2e-6, atol=3e-6)
         else:

@@ -16,7 +16,15 @@ from numpy.typing import NDArray
 
 from octavo.errors import ModelError
 from octavo.weights.built import BuiltCheckpoint
-from octavo.weights.row_views import RowOrder, matrix_of_stack, picked_view, scaled_view, transposed_view
+from octavo.weights.row_views import (
+    RowOrder,
+    matrix_of_stack,
+    picked_view,
+    row_lengths,
+    scaled_view,
+    transposed_view,
+    unit_rows_view,
+)
 from octavo.weights.tensors import Tensor
 
 __all__ = ["Derived", "Rows", "TensorSource", "check_views", "derived_source", "rotated_pairs"]
@@ -66,6 +74,7 @@ class Derived:
     transposed: bool = False
     rows: Rows | None = None
     scale: float = 1.0
+    unit_rows: bool = False
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -91,6 +100,8 @@ class Derived:
             tensor = transposed_view(tensor)
         if self.rows is not None:
             tensor = picked_view(tensor, self.rows.order(whole[0]))
+        if self.unit_rows:
+            tensor = unit_rows_view(tensor)
         return tensor if self.scale == 1.0 else scaled_view(tensor, self.scale)
 
     def array(self, values: NDArray[Any]) -> NDArray[Any]:
@@ -101,12 +112,15 @@ class Derived:
             values = values.T
         if self.rows is not None:
             values = values[self.rows.order(values.shape[0])]
+        if self.unit_rows:
+            values = values / row_lengths(values)[:, None]
         return values if self.scale == 1.0 else values * np.float32(self.scale)
 
     def __str__(self) -> str:
         parts = [] if self.part is None else [f"entry {self.part}"]
         parts += ["transposed"] * self.transposed
         parts += [] if self.rows is None else [f"rows {self.rows}"]
+        parts += ["rows of length 1"] * self.unit_rows
         parts += [] if self.scale == 1.0 else [f"times {self.scale:g}"]
         return ", ".join(parts) or "all"
 

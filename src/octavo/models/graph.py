@@ -31,7 +31,7 @@ from octavo.models.nodes import (
     SoftCap,
     Value,
 )
-from octavo.models.rope import Rope
+from octavo.models.rope import QueryScaling, Rope
 
 __all__ = [
     "ACTIVATIONS",
@@ -254,12 +254,13 @@ class GraphBuilder:
         transposed: bool = False,
         rows: Rows | None = None,
         scale: float = 1.0,
+        unit_rows: bool = False,
     ) -> str:
         """A weight that is a view of the tensor `source` of `shape` (see Derived); gives the name it is read by."""
         name = f"{source}:{label}"
         if name in self.derived:
             raise ModelError(f"graph {self.architecture}: weight {name} is derived twice")
-        self.derived[name] = Derived(source, shape, part, transposed, rows, scale)
+        self.derived[name] = Derived(source, shape, part, transposed, rows, scale, unit_rows)
         return name
 
     def embedding(self, weight: str, scale: float = 1.0, width: int | None = None) -> Value:
@@ -293,7 +294,7 @@ class GraphBuilder:
             RmsNorm(output=self._next(), layer=self._layer, x=x, weight=weight, eps=eps, plus_one=plus_one)
         )
 
-    def layer_norm(self, x: Value, weight: str, bias: str | None, eps: float) -> Value:
+    def layer_norm(self, x: Value, weight: str | None, bias: str | None, eps: float) -> Value:
         return self._emit(LayerNorm(output=self._next(), layer=self._layer, x=x, weight=weight, bias=bias, eps=eps))
 
     def linear(self, x: Value, weight: str, out_features: int, bias: str | None = None) -> Value:
@@ -321,11 +322,17 @@ class GraphBuilder:
         norm_eps: float = 0.0,
         norm_plus_one: bool = False,
         norm_layer: bool = False,
+        wide_norms: bool = False,
+        unit_norms: bool = False,
+        norm_after_rope: bool = False,
+        query_scaling: QueryScaling | None = None,
         sliding_window: int | None = None,
+        chunked: bool = False,
         softcap: float | None = None,
         alibi: tuple[float, ...] | None = None,
         clip: float | None = None,
     ) -> Value:
+        """Attention over q, k and v, or over one value holding the three side by side."""
         if self._layer is None:
             raise ModelError(f"graph {self.architecture}: attention outside a layer")
         return self._emit(
@@ -343,7 +350,12 @@ class GraphBuilder:
                 norm_eps=norm_eps,
                 norm_plus_one=norm_plus_one,
                 norm_layer=norm_layer,
+                wide_norms=wide_norms,
+                unit_norms=unit_norms,
+                norm_after_rope=norm_after_rope,
+                query_scaling=query_scaling,
                 sliding_window=sliding_window,
+                chunked=chunked,
                 softcap=softcap,
                 alibi=alibi,
                 clip=clip,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from octavo.errors import ModelError
-from octavo.models.rope import Rope
+from octavo.models.rope import QueryScaling, Rope
 
 Value = int
 Shape = tuple[int, ...]
@@ -107,10 +107,10 @@ class RmsNorm(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNorm(Node):
-    """(x - mean) / sqrt(variance + eps) · weight + bias."""
+    """(x - mean) / sqrt(variance + eps) · weight + bias, either of which may be left out (OLMo has neither)."""
 
     x: Value
-    weight: str
+    weight: str | None
     bias: str | None
     eps: float
 
@@ -121,8 +121,7 @@ class LayerNorm(Node):
         return widths[0]
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
-        names = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        return dict.fromkeys(names, (widths[0],))
+        return {name: (widths[0],) for name in (self.weight, self.bias) if name is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +184,9 @@ class Attention(Node):
 
     `qkv` is the three values (q, k, v), or one value holding q, k and v side by side, first clipped to ±`clip`. Per
     head: RMS norm, or layer norm with `norm_layer`, with `q_norm` and `k_norm` [head_dim] (a tuple of names gives each
-    head its own), then rope, then scores · `scale`. A window of W sees W positions, its own the last. With `alibi`, a
+    head its own), then rope (or rope first with `norm_after_rope`), then scores · `scale`. With `wide_norms` one norm
+    spans all heads of q, and one all of k; `unit_norms` are norms of heads without weights. A window of W sees W
+    positions, its own the last; with `chunked`, those of its own chunk of W that are not after it. With `alibi`, a
     slope for each query head, a score falls by the slope for every position between (arXiv 2108.12409).
     """
 
@@ -201,7 +202,12 @@ class Attention(Node):
     norm_eps: float = 0.0
     norm_plus_one: bool = False
     norm_layer: bool = False
+    wide_norms: bool = False
+    unit_norms: bool = False
+    norm_after_rope: bool = False
+    query_scaling: QueryScaling | None = None
     sliding_window: int | None = None
+    chunked: bool = False
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None
     clip: float | None = None
@@ -232,20 +238,33 @@ class Attention(Node):
                 f"attention of layer {self.layer}: {len(self.alibi)} ALiBi slopes for {self.q_heads} query heads"
                 + (" under a soft cap" if self.softcap is not None else "")
             )
-        for norm, heads in ((self.q_norm, self.q_heads), (self.k_norm, self.kv_heads)):
-            if isinstance(norm, tuple) and len(norm) != heads:
-                raise ModelError(f"attention of layer {self.layer}: {len(norm)} norms for {heads} heads")
+        if self.chunked and self.sliding_window is None:
+            raise ModelError(f"attention of layer {self.layer}: chunks without a size")
+        self._check_norms()
         return expected[0]
+
+    def _check_norms(self) -> None:
+        weighted = self.q_norm is not None or self.k_norm is not None
+        for norm, heads in ((self.q_norm, self.q_heads), (self.k_norm, self.kv_heads)):
+            if isinstance(norm, tuple) and (len(norm) != heads or self.wide_norms):
+                raise ModelError(f"attention of layer {self.layer}: {len(norm)} norms for {heads} heads")
+        if self.unit_norms and weighted:
+            raise ModelError(f"attention of layer {self.layer}: norms with and without weights at once")
+        if (self.wide_norms or self.norm_layer) and (self.norm_after_rope or self.unit_norms):
+            raise ModelError(
+                f"attention of layer {self.layer}: only RMS norms of heads come after rope or have no weights"
+            )
+        if self.wide_norms and self.norm_layer:
+            raise ModelError(f"attention of layer {self.layer}: no layer norm over all heads")
 
     def norm_names(self) -> tuple[str, ...]:
         """The weights of the norms of queries, then those of keys."""
-        norms = (self.q_norm, self.k_norm)
-        return tuple(
-            name for norm in norms if norm is not None for name in ((norm,) if isinstance(norm, str) else norm)
-        )
+        return (*_names(self.q_norm), *_names(self.k_norm))
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
-        return dict.fromkeys(self.norm_names(), (self.head_dim,))
+        q_width, k_width, _ = self.qkv_widths() if self.wide_norms else (self.head_dim,) * 3
+        named = ((self.q_norm, q_width), (self.k_norm, k_width))
+        return {name: (width,) for norm, width in named for name in _names(norm)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -344,6 +363,10 @@ class GatherSampled(Node):
 
     def width(self, widths: tuple[int, ...]) -> int:
         return widths[0]
+
+
+def _names(norm: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if norm is None else (norm,) if isinstance(norm, str) else norm
 
 
 def _same(node: Node, widths: tuple[int, ...]) -> int:

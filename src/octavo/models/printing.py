@@ -91,8 +91,8 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
             plus = ", 1 + weight" if node.plus_one else ""
             return f"rms_norm({values(node.x)}, {weights([node.weight])}, eps {node.eps:g}{plus})"
         case LayerNorm():
-            named = [node.weight] if node.bias is None else [node.weight, node.bias]
-            return f"layer_norm({values(node.x)}, {weights(named)}, eps {node.eps:g})"
+            named = [name for name in (node.weight, node.bias) if name is not None]
+            return f"layer_norm({', '.join(filter(None, [values(node.x), weights(named)]))}, eps {node.eps:g})"
         case Linear():
             text = f"linear({values(node.x)}, {weights(node.weights)}"
             if any(node.biases):
@@ -125,16 +125,22 @@ def _format_attention(node: Attention, values: str, weights: Callable[[Iterable[
     if node.clip is not None:
         parts.append(f"clipped to {node.clip:g}")
     norms = [norm if isinstance(norm, str) else f"{norm[0]} ..." for norm in (node.q_norm, node.k_norm) if norm]
+    if node.unit_norms:
+        parts.append(f"unit norms eps {node.norm_eps:g}")
     if norms:
-        kind = "head layer norms" if node.norm_layer else "head norms"
+        kind = "wide norms" if node.wide_norms else "head layer norms" if node.norm_layer else "head norms"
         parts.append(f"{kind} {weights(norms)} eps {node.norm_eps:g}{', 1 + weight' if node.norm_plus_one else ''}")
     parts.append("no rope" if node.rope is None else f"rope {node.rope}")
     if node.rope is not None and node.rope.dim != node.head_dim:
         parts[-1] += f" over {node.rope.dim}"
+    if node.norm_after_rope:
+        parts[-1] += " first"
+    if node.query_scaling is not None:
+        parts.append(f"queries grow by {node.query_scaling.weight:g} over {node.query_scaling.length}")
     if node.scale != node.head_dim**-0.5:
         parts.append(f"scale {node.scale:g}")
     if node.sliding_window is not None:
-        parts.append(f"window {node.sliding_window}")
+        parts.append(f"{'chunks of' if node.chunked else 'window'} {node.sliding_window}")
     if node.alibi is not None:
         parts.append(f"alibi {node.alibi[0]:g} to {node.alibi[-1]:g}")
     if node.softcap is not None:

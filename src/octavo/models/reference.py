@@ -119,7 +119,8 @@ class _Run:
             case RmsNorm():
                 return _rms_norm(inputs[0], self.weight(node.weight), node.eps, node.plus_one)
             case LayerNorm():
-                scaled = _layer_norm(inputs[0], self.weight(node.weight), node.eps)
+                ones = np.ones(1, np.float32)
+                scaled = _layer_norm(inputs[0], ones if node.weight is None else self.weight(node.weight), node.eps)
                 return scaled if node.bias is None else scaled + self.weight(node.bias)
             case Linear():
                 return self._linear(node, inputs)
@@ -163,9 +164,14 @@ class _Run:
         q = q.reshape(tokens, node.q_heads, node.head_dim)
         k = k.reshape(tokens, node.kv_heads, node.head_dim)
         v = v.reshape(tokens, node.kv_heads, node.head_dim)
-        q, k = self._head_norm(node, q, node.q_norm), self._head_norm(node, k, node.k_norm)
+        if not node.norm_after_rope:
+            q, k = self._head_norm(node, q, node.q_norm), self._head_norm(node, k, node.k_norm)
         if node.rope is not None:
             q, k = apply_rope(q, node.rope), apply_rope(k, node.rope)
+        if node.norm_after_rope:
+            q, k = self._head_norm(node, q, node.q_norm), self._head_norm(node, k, node.k_norm)
+        if node.query_scaling is not None:
+            q = q * node.query_scaling.factors(tokens)[:, None, None]
         group = node.q_heads // node.kv_heads
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
         scores = (q.transpose(1, 0, 2) @ k.transpose(1, 2, 0)) * np.float32(node.scale)  # [heads, queries, keys]
@@ -176,7 +182,11 @@ class _Run:
             scores = scores - np.asarray(node.alibi, np.float32)[:, None, None] * distance.astype(np.float32)
         visible = np.full_like(distance, True, dtype=bool) if self.graph.encoder else distance >= 0
         if node.sliding_window is not None:
-            visible &= distance < node.sliding_window
+            near = distance < node.sliding_window
+            if node.chunked:
+                chunk = np.arange(tokens) // node.sliding_window
+                near = chunk[:, None] == chunk[None, :]
+            visible &= near
         scores = np.where(visible, scores, np.float32(-np.inf))
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
@@ -184,13 +194,16 @@ class _Run:
         return attended
 
     def _head_norm(self, node: Attention, x: Array, names: str | tuple[str, ...] | None) -> Array:
-        """Each head of x [tokens, heads, head_dim] normalised, by the one weight or its own."""
+        """The norm of queries or keys x [tokens, heads, head_dim], by one weight for all heads or by each one's own."""
+        if node.unit_norms:
+            return _rms_norm(x, np.ones(1, np.float32), node.norm_eps, False)
         if names is None:
             return x
         weight = self.weight(names) if isinstance(names, str) else np.stack([self.weight(name) for name in names])
         if node.norm_layer:
             return _layer_norm(x, weight, node.norm_eps)
-        return _rms_norm(x, weight, node.norm_eps, node.norm_plus_one)
+        rows = x.reshape(x.shape[0], -1) if node.wide_norms else x
+        return _rms_norm(rows, weight, node.norm_eps, node.norm_plus_one).reshape(x.shape)
 
 
 def _layer_norm(x: Array, weight: Array, eps: float) -> Array:
@@ -206,7 +219,7 @@ def _rms_norm(x: Array, weight: Array, eps: float, plus_one: bool) -> Array:
 
 
 def _silu(x: Array) -> Array:
-    result: Array = x / (np.float32(1) + np.exp(-x))
+    result: Array = x / (np.float32(1) + np.exp(np.minimum(-x, np.float32(88))))
     return result
 
 

@@ -1,16 +1,15 @@
-"""Rotary position embeddings: the frequencies each scaling rule gives, as cosine and sine tables."""
+"""What positions do to queries and keys: rotary embeddings as cosine and sine tables, and factors of queries."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 RopeKind = Literal["default", "linear", "llama3", "yarn", "factors"]
-ROPE_KINDS: tuple[str, ...] = get_args(RopeKind)
 
 Float32Array = NDArray[np.float32]
 
@@ -97,6 +96,25 @@ class Rope:
         if self.attention_factor != 1.0:
             text += f" attention factor {self.attention_factor:.6g}"
         return text
+
+
+@dataclass(frozen=True)
+class QueryScaling:
+    """Queries at position p times 1 + weight · ln(1 + floor((p + offset) / length)): attention stays as sharp over long
+    contexts without a position of its own (Llama 4, whose layers without rope have it; Ministral 3).
+    """
+
+    weight: float
+    length: int
+    offset: int = 0
+
+    def factors(self, max_position: int) -> Float32Array:
+        """The factor of every position, float32 [max_position]."""
+        steps = np.floor(
+            (np.arange(max_position, dtype=np.float32) + np.float32(self.offset)) / np.float32(self.length)
+        )
+        factors: Float32Array = np.float32(1) + np.float32(self.weight) * np.log1p(steps)
+        return factors
 
 
 def yarn_attention_factor(factor: float, mscale: float | None, mscale_all_dim: float | None) -> float:

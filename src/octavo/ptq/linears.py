@@ -143,8 +143,8 @@ class _Analysis:
             return None
         match made_by:
             case RmsNorm() | LayerNorm():
-                bias = getattr(made_by, "bias", None)
-                vectors = (made_by.weight,) if bias is None else (made_by.weight, bias)
+                given: tuple[str | None, ...] = (made_by.weight, getattr(made_by, "bias", None))
+                vectors = tuple(name for name in given if name is not None)
                 if made_by.weight is None or any(name in self.graph.derived for name in vectors):
                     return None
                 return Absorber(vectors, bool(getattr(made_by, "plus_one", False)))

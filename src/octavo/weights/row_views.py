@@ -25,7 +25,16 @@ from octavo.weights.tensors import (
 )
 from octavo.weights.views import MappedRows
 
-__all__ = ["RowOrder", "matrix_of_stack", "picked_view", "scaled_view", "shifted_view", "transposed_view"]
+__all__ = [
+    "RowOrder",
+    "matrix_of_stack",
+    "picked_view",
+    "row_lengths",
+    "scaled_view",
+    "shifted_view",
+    "transposed_view",
+    "unit_rows_view",
+]
 
 RowOrder = npt.NDArray[np.int64]
 
@@ -251,3 +260,53 @@ class _ShiftedDense:
 def shifted_view(tensor: DenseTensor, added: Float32Array) -> DenseTensor:
     """The matrix with a row added to each of its rows, in float32."""
     return replace(tensor, dtype="f32", reader=_ShiftedDense(tensor.reader, added))
+
+
+def row_lengths(rows: Float32Array) -> Float32Array:
+    """The Euclidean length of each row, 1e-12 at least (as torch's normalize has it), as float32."""
+    squares = np.square(rows, dtype=np.float32).sum(axis=1, dtype=np.float32)
+    lengths: Float32Array = np.maximum(np.sqrt(squares), np.float32(1e-12))
+    return lengths
+
+
+@dataclass(frozen=True)
+class _UnitDense:
+    """The rows of a dense matrix, each divided by its length."""
+
+    tensor: DenseTensor
+
+    def dense_rows(self, start: int, stop: int) -> Float32Array:
+        rows = self.tensor.read_f32(start, stop)
+        divided: Float32Array = rows / row_lengths(rows)[:, None]
+        return divided
+
+    def bit_rows(self, start: int, stop: int) -> Uint16Array | None:
+        return None
+
+    def release(self) -> None:
+        self.tensor.release()
+
+
+@dataclass(frozen=True)
+class _UnitAffine:
+    """The rows of a quantised matrix, each divided by its length: the same codes, other scales and minima."""
+
+    tensor: AffineTensor
+
+    def affine_rows(self, start: int, stop: int) -> AffineRows:
+        codes, scales, minimums = self.tensor.read(start, stop)
+        lengths = row_lengths(self.tensor.read_f32(start, stop))[:, None]
+        return AffineRows(codes, scales / lengths, None if minimums is None else minimums / lengths)
+
+    def block_rows(self, start: int, stop: int) -> Uint8Array | None:
+        return None
+
+    def release(self) -> None:
+        self.tensor.release()
+
+
+def unit_rows_view(tensor: Tensor) -> Tensor:
+    """The matrix with every row divided by its length."""
+    if isinstance(tensor, AffineTensor):
+        return replace(tensor, scale_dtype="f32", reader=_UnitAffine(tensor))
+    return DenseTensor(tensor.name, tensor.shape, "f32", _UnitDense(tensor))

@@ -17,7 +17,7 @@ from octavo.errors import ModelError
 from octavo.models import graph as ir
 from octavo.models.derived import TensorSource as WeightSource
 from octavo.models.derived import derived_source
-from octavo.models.rope import Rope
+from octavo.models.rope import QueryScaling, Rope
 from octavo.weights.built import BuiltRows
 from octavo.weights.row_views import shifted_view
 from octavo.weights.tensors import Tensor
@@ -88,6 +88,7 @@ class Lowered:
     packings: list[Packing] = field(default_factory=list)
     vectors: dict[str, Float32Array] = field(default_factory=dict)  # norms and biases, as they were read
     rope_tables: list[tuple[Float32Array, Float32Array]] = field(default_factory=list)
+    query_factors: list[Float32Array] = field(default_factory=list)
     body: list[_Operation] = field(default_factory=list)
     head: list[_Operation] = field(default_factory=list)
     logits: Buffer | None = None
@@ -111,6 +112,8 @@ class Lowered:
             plan.add_rope_tables(cos, sin)
         if self.bidirectional:
             plan.set_bidirectional()
+        for factors in self.query_factors:
+            plan.add_query_factors(factors)
         for operation in self.body:
             operation.add(plan, weights)
         plan.begin_head()
@@ -148,6 +151,7 @@ class _Lowering:
         self.forms: dict[ir.Value, WeightForm] = {}
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
         self.tables: dict[Rope, int] = {}
+        self.factors: dict[QueryScaling, int] = {}
         self.index = 0
         self.producers = {node.output: node for node in graph.nodes}
         head = self.producers[graph.head]
@@ -318,7 +322,8 @@ class _Lowering:
     def _norm(self, node: ir.RmsNorm | ir.LayerNorm) -> None:
         value = self.gathered.get(node.x, node.x)
         source, width = self.held[value][_F32], self.widths[node.x]
-        scale = self._vector(node.weight)
+        # A norm without weights multiplies by 1.
+        scale = np.ones(width, np.float32) if node.weight is None else self._vector(node.weight)
         if isinstance(node, ir.RmsNorm) and node.plus_one:
             scale = scale + np.float32(1.0)
         bias = self._vector(node.bias) if isinstance(node, ir.LayerNorm) and node.bias is not None else None
@@ -391,8 +396,6 @@ class _Lowering:
     def _attention(self, node: ir.Attention) -> None:
         if len(node.qkv) != 1:
             raise ModelError("the CPU back end needs q, k and v merged in one value")
-        if node.norm_plus_one:
-            raise ModelError("the CPU back end has no (1 + weight) norm of queries and keys")
         if node.head_dim % BLOCK_SIZE or node.head_dim > _MAX_HEAD_DIM:
             raise ModelError(
                 f"the CPU back end needs heads of a multiple of {BLOCK_SIZE} up to {_MAX_HEAD_DIM}; "
@@ -408,7 +411,8 @@ class _Lowering:
         direct = len(needed) == 1 and node.head_dim % _K_PAD == 0
         requirement = next(iter(needed)) if direct else _F32
         out = self.held[node.output][requirement] = self._buffer(requirement, node.q_heads * node.head_dim)
-        q_norm, k_norm = self._head_norm(node.q_norm), self._head_norm(node.k_norm)
+        q_norm, k_norm = self._head_norm(node, node.q_norm), self._head_norm(node, node.k_norm)
+        factors = -1 if node.query_scaling is None else self._query_factors(node.query_scaling)
         if node.clip is not None:
             self._emit((qkv,), lambda plan, _: _add_clip(plan, qkv, sum(node.qkv_widths()), node.clip or 0.0))
         slopes = None if node.alibi is None else np.asarray(node.alibi, np.float32)
@@ -429,6 +433,9 @@ class _Lowering:
                 node.norm_eps,
                 q.activation(),
                 node.norm_layer,
+                node.wide_norms,
+                node.norm_after_rope,
+                factors,
             ),
         )
         self._emit(
@@ -443,14 +450,25 @@ class _Lowering:
                 node.sliding_window or 0,
                 out.activation(),
                 slopes,
+                node.chunked,
             ),
         )
 
-    def _head_norm(self, names: str | tuple[str, ...] | None) -> Float32Array | None:
-        """The weights of a norm of heads: one for all of them, or those of each one after the other."""
+    def _head_norm(self, node: ir.Attention, names: str | tuple[str, ...] | None) -> Float32Array | None:
+        """What normed queries or keys are multiplied with, the same for all heads or head by head; None: not normed."""
+        if node.unit_norms:
+            return np.ones(node.head_dim, np.float32)
         if names is None:
             return None
-        return self._vector(names) if isinstance(names, str) else np.concatenate([self._vector(name) for name in names])
+        weights = [self._vector(name) for name in ((names,) if isinstance(names, str) else names)]
+        return np.concatenate(weights) + np.float32(1.0 if node.norm_plus_one else 0.0)
+
+    def _query_factors(self, scaling: QueryScaling) -> int:
+        """The number the plan will know the factors of queries by; layers share them."""
+        if scaling not in self.factors:
+            self.factors[scaling] = len(self.result.query_factors)
+            self.result.query_factors.append(scaling.factors(self.shape.max_blocks * BLOCK_SIZE))
+        return self.factors[scaling]
 
     def _tables(self, rope: Rope) -> int:
         """The number the plan will know the cosines and sines by; layers share them."""
