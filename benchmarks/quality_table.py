@@ -36,11 +36,12 @@ PROMPT_TOKENS, ANSWER_TOKENS = 512, 128
 
 def forms(arguments: argparse.Namespace) -> Iterator[tuple[str, Path, str | None]]:
     """Name, model and weight form of everything to measure."""
-    for form in Quantization:
-        yield ("bf16" if form.value == "none" else form.value), arguments.model, form.value
     for each in arguments.also:
         name, _, path = each.partition("=")
         yield name, Path(path or name), None
+    for form in Quantization:
+        if form.value != "w4-g32":  # another name of w4
+            yield ("bf16" if form.value == "none" else form.value), arguments.model, form.value
 
 
 def file_bytes(model: Path) -> int:
@@ -101,7 +102,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         tokenizer = llm.get_tokenizer()
         if arguments.text is None:
             windows = cut_windows(
-                lambda text: list(tokenizer.encode(text, add_special_tokens=False)), default_files(), 10, 512
+                lambda text: list(tokenizer.encode(text, add_special_tokens=False)),
+                default_files(),
+                arguments.windows,
+                512,
             )
         else:
             windows = windows_of(llm, read_text(arguments.text), 512, most=arguments.windows)
@@ -112,6 +116,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             row = {"name": name, "form": form, "file_bytes": file_bytes(model)}
             row |= quality_of(model, form, windows, reference, arguments.threads)
             rows.append(row)
+            if arguments.json:  # so that a run that is stopped leaves what it has measured
+                write({"rows": rows}, arguments.json)
             print(f"{name}: KL {row['divergence']['mean_kl']:.3e}, top-1 {row['divergence']['top1']:.2%}", flush=True)
     return {
         "benchmark": "quality table",
@@ -168,7 +174,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--also", nargs="*", default=[], help="NAME=PATH of other files or directories of the same model"
     )
     parser.add_argument("--text", help="a file or 'builtin'; else the windows of quality.py")
-    parser.add_argument("--windows", type=int, default=20, help="windows of --text")
+    parser.add_argument("--windows", type=int, default=10, help="windows of 512 tokens")
     parser.add_argument("--threads", type=int, help="worker threads")
     parser.add_argument("--speed", action="store_true", help="measure speed too")
     parser.add_argument("--update", type=Path, help="add speeds to this record instead of measuring quality")

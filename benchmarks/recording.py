@@ -104,7 +104,7 @@ def write(record: dict[str, Any], path: Path) -> None:
 
 def _without_folder(word: str) -> str:
     option, equals, value = word.partition("=")
-    if equals and option.startswith("-"):
+    if equals and (option.startswith("-") or Path(value).exists()):
         return f"{option}={_without_folder(value)}"
     path = Path(word)
     if not path.exists() and not path.is_absolute():

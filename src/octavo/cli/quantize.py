@@ -136,6 +136,7 @@ def _run(
     windows: int,
     threads: int | None,
 ) -> dict[str, Any]:
+    from octavo.benchmarking.record import provenance
     from octavo.cli.eval import Side, measure
     from octavo.ptq.pipeline import quantize_checkpoint
     from octavo.ptq.report import make_report, report_page
@@ -160,7 +161,7 @@ def _run(
         for title, side in (("before", Side(str(source))), ("after", Side(str(out)))):
             remark(f"measuring: {title}")
             evaluations[title] = measure(side, text, reference=reference, windows=windows, threads=threads)
-    report = make_report(settings, source.name, done, evaluations)
+    report = make_report(settings, source.name, done, evaluations) | provenance(threads)
     (out / "report.json").write_text(jsonlib.dumps(report, indent=1) + "\n", encoding="utf-8")
     (out / "report.html").write_text(report_page(report), encoding="utf-8")
     return report
