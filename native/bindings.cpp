@@ -110,12 +110,16 @@ void bind_plan(nb::module_& m) {
     nb::enum_<Epilogue>(m, "Epilogue")
         .value("Store", Epilogue::Store).value("Add", Epilogue::Add).value("SiluMul", Epilogue::SiluMul)
         .value("GeluMul", Epilogue::GeluMul).value("GeluTanhMul", Epilogue::GeluTanhMul).value("Gelu", Epilogue::Gelu)
-        .value("GeluTanh", Epilogue::GeluTanh).value("Silu", Epilogue::Silu).value("Relu", Epilogue::Relu).value("Relu2", Epilogue::Relu2);
+        .value("GeluTanh", Epilogue::GeluTanh).value("Silu", Epilogue::Silu).value("Relu", Epilogue::Relu).value("Relu2", Epilogue::Relu2)
+        .value("ClampedSiluMul", Epilogue::ClampedSiluMul);
+    nb::enum_<Scoring>(m, "Scoring")
+        .value("Softmax", Scoring::Softmax).value("Sigmoid", Scoring::Sigmoid).value("SoftmaxOfChosen", Scoring::SoftmaxOfChosen);
     nb::enum_<Elementwise>(m, "Elementwise")
         .value("Add", Elementwise::Add).value("Scale", Elementwise::Scale).value("Softcap", Elementwise::Softcap)
         .value("SiluMul", Elementwise::SiluMul).value("GeluMul", Elementwise::GeluMul).value("GeluTanhMul", Elementwise::GeluTanhMul)
         .value("Gelu", Elementwise::Gelu).value("GeluTanh", Elementwise::GeluTanh).value("Silu", Elementwise::Silu)
-        .value("Relu", Elementwise::Relu).value("Relu2", Elementwise::Relu2).value("Clip", Elementwise::Clip);
+        .value("Relu", Elementwise::Relu).value("Relu2", Elementwise::Relu2).value("Clip", Elementwise::Clip)
+        .value("SigmoidGate", Elementwise::SigmoidGate);
     nb::class_<Activation>(m, "Activation", "Where a value lies in the arena; offsets in bytes.")
         .def("__init__",
              [](Activation* a, Act form, int64_t width, int64_t data, int group, int64_t scales, int64_t scaled_sums, int64_t sums,
@@ -160,10 +164,40 @@ void bind_plan(nb::module_& m) {
              "k_norm"_a.none(), "norm_eps"_a, "q"_a, "norm_layer"_a = false, "wide_norms"_a = false, "norm_after"_a = false, "factors"_a = -1)
         .def("add_attention",
              [](Plan& p, std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale, float softcap,
-                int window, const Activation& out, std::optional<Vector<float>> slopes, bool chunked) {
-                 p.add_attention(std::move(name), q, layer, q_heads, kv_heads, head_dim, scale, softcap, window, out, floats(slopes), chunked);
-             }, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a,
-             "softcap"_a, "window"_a, "out"_a, "slopes"_a.none() = nb::none(), "chunked"_a = false)
+                int window, const Activation& out, std::optional<Vector<float>> slopes, bool chunked, std::optional<Vector<float>> sinks) {
+                 p.add_attention(std::move(name), q, layer, q_heads, kv_heads, head_dim, scale, softcap, window, out, floats(slopes), chunked,
+                                 floats(sinks));
+             }, "name"_a, "q"_a, "layer"_a, "q_heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "softcap"_a, "window"_a, "out"_a,
+             "slopes"_a.none() = nb::none(), "chunked"_a = false, "sinks"_a.none() = nb::none())
+        .def("add_route",
+             [](Plan& p, std::string name, const Activation& logits, int experts, int top_k, Scoring scoring, bool renormalize, float scale,
+                std::optional<Vector<float>> correction, int groups, int top_groups, bool group_pairs, const Activation& out) {
+                 RouteArgs a;
+                 a.experts = experts, a.top_k = top_k, a.scoring = scoring, a.renormalize = renormalize, a.scale = scale;
+                 a.groups = groups, a.top_groups = top_groups, a.group_pairs = group_pairs;
+                 p.add_route(std::move(name), logits, a, floats(correction), out);
+             }, "name"_a, "logits"_a, "experts"_a, "top_k"_a, "scoring"_a, "renormalize"_a, "scale"_a, "correction"_a.none(), "groups"_a,
+             "top_groups"_a, "group_pairs"_a, "out"_a)
+        .def("add_experts",
+             [](Plan& p, std::string name, const Activation& route, int top_k, const Activation& x, const Plan::Weights& gate_up,
+                std::optional<Vector<float>> gate_up_bias, Epilogue activation, float alpha, float limit, const Activation& hidden,
+                const Plan::Weights& down, std::optional<Vector<float>> down_bias, bool add, const Activation& out, int64_t out_columns,
+                bool scale_inputs) {
+                 p.add_experts(std::move(name), route, top_k, x, gate_up, floats(gate_up_bias), activation, alpha, limit, hidden, down,
+                               floats(down_bias), add, out, out_columns, scale_inputs);
+             }, "name"_a, "route"_a, "top_k"_a, "x"_a, "gate_up"_a, "gate_up_bias"_a.none(), "activation"_a, "alpha"_a, "limit"_a, "hidden"_a,
+             "down"_a, "down_bias"_a.none(), "add"_a, "out"_a, "out_columns"_a, "scale_inputs"_a = false)
+        .def("add_head_linear", &Plan::add_head_linear, "name"_a, "weights"_a, "x"_a, "in_first"_a, "in_step"_a, "out"_a, "out_first"_a,
+             "out_step"_a)
+        .def("add_latent",
+             [](Plan& p, std::string name, int layer, const Activation& q, int64_t q_first, int64_t q_step, const Activation& kv,
+                int64_t kv_first, int heads, int rank, int rope_dim, bool interleaved, int tables, Vector<float> norm, float norm_eps, const Activation& q_out) {
+                 LatentArgs a;
+                 a.q_first = q_first, a.q_step = q_step, a.kv_first = kv_first, a.heads = heads, a.rank = rank, a.rope_dim = rope_dim;
+                 a.interleaved = interleaved, a.norm_eps = norm_eps;
+                 p.add_latent(std::move(name), layer, q, kv, a, tables, {norm.data(), norm.data() + norm.shape(0)}, q_out);
+             }, "name"_a, "layer"_a, "q"_a, "q_first"_a, "q_step"_a, "kv"_a, "kv_first"_a, "heads"_a, "rank"_a, "rope_dim"_a, "interleaved"_a, "tables"_a,
+             "norm"_a, "norm_eps"_a, "q_out"_a)
         .def("add_elementwise",
              [](Plan& p, std::string name, Elementwise kind, const Activation& a, std::optional<Activation> b, int64_t width, float scalar,
                 const Activation& out) { p.add_elementwise(std::move(name), kind, a, b ? &*b : nullptr, width, scalar, out); },

@@ -19,14 +19,20 @@ constexpr int kMaxActGroup = 256;
 constexpr int kBlock = 16;
 constexpr int kChunk = 64;
 constexpr int kSpan = 512;
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;  // of a latent of 512 and 64 rotated dimensions (DeepSeek)
 
 enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
 enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
-enum class Epilogue : int { Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7, Relu = 8, Relu2 = 9 };
+// ClampedSiluMul (gpt-oss): gate is at most `limit`, up within +-limit, and the output (up + 1) * gate * sigmoid(alpha * gate).
+enum class Epilogue : int {
+    Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7, Relu = 8,
+    Relu2 = 9, ClampedSiluMul = 10
+};
 
 // Whether packed columns are pairs, of which an output column is made.
-constexpr bool halves_columns(Epilogue e) { return e == Epilogue::SiluMul || e == Epilogue::GeluMul || e == Epilogue::GeluTanhMul; }
+constexpr bool halves_columns(Epilogue e) {
+    return e == Epilogue::SiluMul || e == Epilogue::GeluMul || e == Epilogue::GeluTanhMul || e == Epilogue::ClampedSiluMul;
+}
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -69,6 +75,7 @@ struct LinearArgs {
     int64_t rows = 0;
     const float* bias = nullptr;   // packed column order, padded, or null
     Epilogue epilogue = Epilogue::Store;
+    float alpha = 1.702f, limit = 7.0f;  // of ClampedSiluMul
     ActView out;                   // Store/Add: f32 out with out.width as row stride; *Mul: half the packed columns
     int64_t out_columns = 0;       // real columns written for f32 output
     int row_tile = 0;              // rows per tile
@@ -161,6 +168,7 @@ struct AttentionArgs {
     bool chunked = false;             // a token sees those of its own chunk of `window` instead
     const float* slopes = nullptr;    // ALiBi: of each query head, divided by the scale; or null
     const int32_t* positions = nullptr;      // per token
+    const float* sinks = nullptr;     // [q_heads] or null: a score (times log2(e)) that takes part in each row's softmax, without a value
     const int32_t* block_tables = nullptr;   // [sequences][table_stride]
     int64_t table_stride = 0;
     ActView out;                      // [tokens][q_heads*head_dim]

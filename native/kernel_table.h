@@ -10,13 +10,16 @@ namespace octavo {
 // Rows of a linear's tile at the most.
 constexpr int kMaxRowTile = 96;
 
-enum class Elementwise : int { Add = 0, Scale = 1, Softcap = 2, SiluMul = 3, GeluMul = 4, GeluTanhMul = 5, Gelu = 6, GeluTanh = 7, Silu = 8, Relu = 9, Relu2 = 10, Clip = 11 };
+enum class Elementwise : int {
+    Add = 0, Scale = 1, Softcap = 2, SiluMul = 3, GeluMul = 4, GeluTanhMul = 5, Gelu = 6, GeluTanh = 7, Silu = 8, Relu = 9, Relu2 = 10,
+    Clip = 11, SigmoidGate = 12
+};
 enum class PeakKind : int { F32 = 0, BF16 = 1, I8 = 2 };
 
 struct ElementwiseArgs {
     Elementwise kind = Elementwise::Add;
     const float* a = nullptr;
-    const float* b = nullptr;      // Add and the *Mul kinds
+    const float* b = nullptr;      // Add and the *Mul kinds; SigmoidGate: one value a row, whose sigmoid a is multiplied with
     int64_t a_stride = 0, b_stride = 0, out_stride = 0, width = 0;
     float scalar = 1.0f;           // Scale: factor; Softcap: cap; Clip: limit of the magnitude
     float* out = nullptr;
@@ -28,6 +31,11 @@ constexpr int64_t kSampleBlock = 64;
 // Groups of weights rounded while loading are multiples of 16 up to this.
 constexpr int kMaxRoundedGroup = 256;
 
+struct RouteArgs;
+struct ExpertsArgs;
+struct HeadLinearArgs;
+struct LatentArgs;
+
 struct KernelTable {
     const char* name;
     void (*linear_tile)(const LinearArgs&, int64_t tile);
@@ -38,6 +46,12 @@ struct KernelTable {
     // Merges the states of a token's `spans` spans, kept from slot `partial` on as AttentionItem says; `tokens`: of its item.
     void (*attention_merge)(const AttentionArgs&, int64_t token, int partial, int spans, int64_t tokens);
     void (*elementwise)(const ElementwiseArgs&, int64_t row);
+    // Of mixtures of experts and of latent attention: see experts.h. scratch: expert_scratch_bytes().
+    void (*route_row)(const RouteArgs&, int64_t row);
+    void (*expert_gate_up)(const ExpertsArgs&, int64_t tile, uint8_t* scratch);
+    void (*expert_down)(const ExpertsArgs&, int64_t tile);
+    void (*head_linear_tile)(const HeadLinearArgs&, int64_t tile);
+    void (*latent_row)(const LatentArgs&, const RopeArgs& append, int64_t row);
     // The passes of the sampler over a row of n logits, the same bits on every level. What is found block by block is kept.
     // The maximum of each block and of the row. False if any logit is NaN or +infinity.
     bool (*sample_scan)(const float* x, int64_t n, float* block_max, float* maximum);

@@ -176,7 +176,7 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
                     const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
                     bool norm_layer, bool wide_norms, bool norm_after, int factors) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
-    require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to 512");
+    require(head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim, "head size " + std::to_string(head_dim) + " is not a multiple of 16 up to " + std::to_string(kMaxHeadDim));
     require(rope_dim >= 0 && rope_dim % 2 == 0 && rope_dim <= head_dim, "rope size");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0, "query heads are a multiple of kv heads");
     require(qkv.form == Act::F32 && qkv.width >= (int64_t)(q_heads + 2 * kv_heads) * head_dim, "qkv width");
@@ -234,7 +234,8 @@ void Plan::set_bidirectional() {
 }
 
 void Plan::add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                         float softcap, int window, const Activation& out, const std::vector<float>& slopes, bool chunked) {
+                         float softcap, int window, const Activation& out, const std::vector<float>& slopes, bool chunked,
+                         const std::vector<float>& sinks) {
     require(!in_head_ && !kv_, "attention is part of the body, and added before the pool is made");
     require(q_heads >= 1 && kv_heads >= 1 && q_heads % kv_heads == 0 && head_dim >= 16 && head_dim % 16 == 0 && head_dim <= kMaxHeadDim,
             "head shape");
@@ -246,6 +247,7 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     require(window >= 0 && softcap >= 0.0f && scale > 0.0f, "a window or soft cap below 0, or a scale not above it");
     require(slopes.empty() || ((int64_t)slopes.size() == q_heads && softcap == 0.0f), "ALiBi slopes: one for each query head, and no soft cap");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
+    require(sinks.empty() || (int)sinks.size() == q_heads, "there is one sink for each query head");
     require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,
             "attention reads the heads and the form that the rope operations write");
     const ActView from = view(q, limits_.max_tokens), to = view(out, limits_.max_tokens);
@@ -268,9 +270,10 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.block_tables = block_tables.data();
     a.table_stride = limits_.table_stride;
     a.out = to;
+    a.sinks = keep(sinks);
     op.layer = layer;
     partials_.resize(std::max(partials_.size(), (size_t)(kPartialSlots * (head_dim + 2))));
-    scratch_bytes_ = std::max(scratch_bytes_, round_up(attention_scratch_bytes(head_dim), 4096));
+    need_scratch(attention_scratch_bytes(head_dim));
     const AttentionArgs args = a;
     auto& merge = add(Kind::Merge, std::move(name) + ".merge");
     merge.attention = args;
@@ -281,9 +284,9 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
 void Plan::add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                            const Activation& out) {
     const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
-    const bool two = kind == Elementwise::Add || kind == Elementwise::SiluMul || kind == Elementwise::GeluMul || kind == Elementwise::GeluTanhMul;
+    const bool gate = kind == Elementwise::SigmoidGate, two = gate || kind == Elementwise::Add || kind == Elementwise::SiluMul || kind == Elementwise::GeluMul || kind == Elementwise::GeluTanhMul;
     require(a.form == Act::F32 && out.form == Act::F32 && width >= 1 && width <= a.width && width <= out.width, "elementwise operations are f32");
-    require(two == (b != nullptr) && (!b || (b->form == Act::F32 && width <= b->width)), "second operand");
+    require(two == (b != nullptr) && (!b || (b->form == Act::F32 && (gate || width <= b->width))), "second operand");
     require((kind != Elementwise::Softcap && kind != Elementwise::Clip) || scalar > 0.0f, "soft cap and limit must be positive");
     const ActView first = view(a, rows), second = b ? view(*b, rows) : ActView{}, to = view(out, rows);
     auto& op = add(Kind::Elementwise, std::move(name));
@@ -300,21 +303,21 @@ void Plan::add_elementwise(std::string name, Elementwise kind, const Activation&
 void Plan::make_pool(int64_t blocks, bool kv_f32) {
     require(blocks >= 1 && blocks <= INT32_MAX / kBlock && block_bytes_ > 0, "a pool needs blocks and a layer with attention");
     require(!kv_, "a plan has one pool");
-    for (const auto& op : body_) require(op.kind != Kind::Rope || op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
+    auto appends = [](const Operation& op) { return op.kind == Kind::Rope || op.kind == Kind::Latent; };
+    for (const auto& op : body_) require(!appends(op) || op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
     blocks_ = blocks;
     kv_f32_ = kv_f32;
     kv_ = std::make_unique<Region>((size_t)(blocks * block_bytes_ * layers_));
     // All layers of a block lie together: a pool that is partly used then has no partly used huge page in each layer.
     for (auto& op : body_) {
         uint8_t* pool = kv_->data() + op.layer * block_bytes_;
-        if (op.kind == Kind::Rope) op.rope.pool = pool, op.rope.block_bytes = block_bytes();
+        if (appends(op)) op.rope.pool = pool, op.rope.block_bytes = block_bytes();
         if (op.kind == Kind::Attention || op.kind == Kind::Merge) {
             op.attention.pool = pool;
             op.attention.block_bytes = block_bytes();
             op.attention.partials = partials_.data();
         }
     }
-    scratch_ = std::make_unique<Region>((size_t)(scratch_bytes_ * pool_.threads()));
 }
 
 void Plan::prefault_pool(int64_t bytes) {
@@ -357,6 +360,9 @@ void Plan::prepare(Operation& op, int64_t rows) {
         case Kind::Sample:
             op.tiles = rows;
             return;
+        case Kind::ExpertSort: case Kind::ExpertGateUp: case Kind::ExpertDown: case Kind::HeadLinear:
+            op.tiles = prepare_experts(op, rows);
+            return;
         default:
             if (op.kind == Kind::Norm && op.norm.gather) op.norm.gather = logit_rows.data() + first_row_;
             op.rows_per_tile = std::clamp<int64_t>(rows / (4 * pool_.threads()), 1, 32);
@@ -376,6 +382,12 @@ void Plan::run_tile(Operation& op, int64_t tile, int worker) {
         case Kind::Rope: each_row([&](int64_t r) { kernels_.rope_row(op.rope, r); }); break;
         case Kind::Elementwise: each_row([&](int64_t r) { kernels_.elementwise(op.elementwise, r); }); break;
         case Kind::Linear: kernels_.linear_tile(op.linear, tile); break;
+        case Kind::Route: each_row([&](int64_t r) { kernels_.route_row(op.route, r); }); break;
+        case Kind::ExpertSort: sort_experts(op.experts); break;
+        case Kind::ExpertGateUp: kernels_.expert_gate_up(op.experts, tile, scratch_->data() + worker * scratch_bytes_); break;
+        case Kind::ExpertDown: kernels_.expert_down(op.experts, tile); break;
+        case Kind::HeadLinear: kernels_.head_linear_tile(op.heads, tile); break;
+        case Kind::Latent: each_row([&](int64_t r) { kernels_.latent_row(op.latent, op.rope, r); }); break;
         case Kind::Attention:
             kernels_.attention_item(op.attention, work_list(op.attention).items()[(size_t)tile], scratch_->data() + worker * scratch_bytes_);
             break;
@@ -451,6 +463,7 @@ void Plan::run(int64_t sequences, int64_t rows, Sampler* sampler, float* logits_
     const AttentionStep step{sequences, starts.data(), counts.data(), block_tables.data(), limits_.table_stride, threads()};
     for (auto& w : work_) w->build(step, kPartialSlots);
     for (auto& op : body_) prepare(op, step_tokens_);
+    if (!scratch_ && scratch_bytes_ > 0) scratch_ = std::make_unique<Region>((size_t)(scratch_bytes_ * pool_.threads()));  // the first time
     if (profiling_) operation_start_ = std::chrono::steady_clock::now();
     // Heads run in slices of rows, so that the logits of a long prompt never all exist at once.
     bool body = true;
@@ -481,6 +494,8 @@ double Plan::row_bytes(const Operation& op) const {
         }
         case Kind::Elementwise: return (double)(op.elementwise.width * 4 * (op.elementwise.b ? 3 : 2));
         case Kind::Sample: return (double)(limits_.vocab * 4);
+        case Kind::Route: return (double)((op.route.experts + 2 * op.route.top_k) * 4);
+        case Kind::Latent: return (double)((op.latent.heads * op.latent.rope_dim + op.rope.head_dim * 3) * (4 + (op.rope.kv_f32 ? 4 : 2)));
         default: return 0;
     }
 }
@@ -517,6 +532,7 @@ void Plan::count(const Operation& op, double seconds) {
         }
     } else {
         entry->bytes += rows * row_bytes(op);
+        count_experts(op, *entry);
     }
 }
 

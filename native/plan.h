@@ -1,5 +1,6 @@
 // A compiled model: a flat list of operations over one arena, run for a whole step in one call.
 #pragma once
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -7,6 +8,7 @@
 #include <vector>
 
 #include "attention_work.h"
+#include "experts.h"
 #include "kernel_table.h"
 #include "memory.h"
 #include "packed_weight.h"
@@ -64,11 +66,28 @@ class Plan {
                   const std::vector<float>& q_norm, const std::vector<float>& k_norm, float norm_eps, const Activation& q,
                   bool norm_layer = false, bool wide_norms = false, bool norm_after = false, int factors = -1);
     void add_attention(std::string name, const Activation& q, int layer, int q_heads, int kv_heads, int head_dim, float scale,
-                       float softcap, int window, const Activation& out, const std::vector<float>& slopes = {}, bool chunked = false);
+                       float softcap, int window, const Activation& out, const std::vector<float>& slopes = {}, bool chunked = false,
+                       const std::vector<float>& sinks = {});
     void add_elementwise(std::string name, Elementwise kind, const Activation& a, const Activation* b, int64_t width, float scalar,
                          const Activation& out);
     // Every token attends to the whole of its sequence, all of which is in one step. Call before the first add_attention.
     void set_bidirectional();
+    // Mixtures of experts (plan_experts.cpp). The output of add_route: top_k weights of each row, then as many expert numbers.
+    void add_route(std::string name, const Activation& logits, const RouteArgs& args, const std::vector<float>& correction,
+                   const Activation& out);
+    // gate and up interleaved 16 by 16, then down, of the experts that each row is routed to; their weighted sum, added to `out` if `add`.
+    // hidden: room for rows * top_k rows.
+    using Weights = std::vector<std::shared_ptr<PackedWeight>>;
+    void add_experts(std::string name, const Activation& route, int top_k, const Activation& x, const Weights& gate_up,
+                     const std::vector<float>& gate_up_bias, Epilogue activation, float alpha, float limit, const Activation& hidden,
+                     const Weights& down, const std::vector<float>& down_bias, bool add, const Activation& out, int64_t out_columns,
+                     bool scale_inputs);
+    // Multi-head latent attention (plan_latent.cpp): head h reads columns in_first + h * in_step ..., writes out_first + h * out_step ...
+    void add_head_linear(std::string name, const Weights& weights, const Activation& in, int64_t in_first, int64_t in_step,
+                         const Activation& out, int64_t out_first, int64_t out_step);
+    // Rotated parts of the queries go to the first rope_dim columns of each head of q_out; the latent is normed and appended to the cache.
+    void add_latent(std::string name, int layer, const Activation& q, const Activation& kv, const LatentArgs& args, int tables,
+                    const std::vector<float>& norm, const Activation& q_out);
     void begin_head();  // the operations that follow work on the rows whose logits are wanted
     void set_logits(const Activation& logits);
     // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_rope.
@@ -108,7 +127,9 @@ class Plan {
     TileShape tile_of(int64_t linear, int64_t rows);
 
   private:
-    enum class Kind { Embed, Norm, Linear, Rope, Attention, Merge, Elementwise, Sample };
+    enum class Kind {
+        Embed, Norm, Linear, Rope, Attention, Merge, Elementwise, Sample, Route, ExpertSort, ExpertGateUp, ExpertDown, HeadLinear, Latent
+    };
     struct Operation {
         Kind kind;
         std::string name;
@@ -122,6 +143,10 @@ class Plan {
         RopeArgs rope;
         AttentionArgs attention;
         ElementwiseArgs elementwise;
+        RouteArgs route;
+        ExpertsArgs experts;
+        HeadLinearArgs heads;
+        LatentArgs latent;
         int layer = 0;
     };
     class StepJob;
@@ -136,6 +161,12 @@ class Plan {
     void run_tile(Operation& op, int64_t tile, int worker);
     void count(const Operation& op, double seconds);
     int64_t rows_of(const Operation& op) const;
+    int64_t most_rows() const { return in_head_ ? limits_.head_rows : limits_.max_tokens; }
+    int64_t prepare_experts(Operation& op, int64_t rows);
+    void sort_experts(const ExpertsArgs& args);
+    void count_experts(const Operation& op, OperationProfile& entry) const;
+    const WeightView* keep_views(const Weights& weights);
+    void need_scratch(int64_t bytes) { scratch_bytes_ = std::max(scratch_bytes_, round_up(bytes, 4096)); }
     double row_bytes(const Operation& op) const;
 
     const KernelTable& kernels_;
@@ -154,6 +185,11 @@ class Plan {
     std::vector<RopeTables> rope_tables_;
     std::vector<std::pair<const float*, size_t>> query_factors_;
     std::vector<std::shared_ptr<PackedWeight>> weights_;
+    std::vector<std::unique_ptr<WeightView[]>> weight_views_;
+    ExpertList expert_list_;  // of the operation that runs
+    std::vector<int32_t> expert_rows_, expert_ends_;
+    std::vector<float> expert_weights_;
+    std::vector<ExpertTile> expert_tiles_;
     std::vector<int32_t> positions_, slots_;
     std::vector<int32_t> ends_;  // the last position of each token's sequence; filled where all of it is seen
     bool bidirectional_ = false;

@@ -29,6 +29,13 @@ OCTAVO_INLINE void merge_row(float* max_a, float* sum_a, float* values_a, float 
     for (int c = 0; c < dim; c += L) store(values_a + c, fma(load<vf>(values_b + c), cb, load<vf>(values_a + c) * ca));
 }
 
+// The sum of a row's softmax relative to `maximum`, a sink's part in it. Where the sink is far above all scores, nothing is left of them.
+OCTAVO_INLINE float with_sink(const AttentionArgs& args, int head, float maximum, float sum) {
+    if (!args.sinks) return sum;
+    const float above = args.sinks[head] - maximum;
+    return sum + vexp2<true>(splat(above < 126.0f ? above : 126.0f))[0];
+}
+
 template <bool F32>
 struct Kv {
     using Dot = std::conditional_t<F32, DotF32, DotBf16>;
@@ -379,7 +386,7 @@ class Work {
     void write(const AttentionPiece& piece, const State& total, int heads) const {
         for (int r = 0; r < rows_; ++r) {
             float* values = total.values + (int64_t)r * dim_;
-            const vf inverse = splat(1.0f / total.sums[r * L]);
+            const vf inverse = splat(1.0f / with_sink(args_, row_head_[r], total.maximum[r], total.sums[r * L]));
             for (int c = 0; c < dim_; c += L) store(values + c, load<vf>(values + c) * inverse);
         }
         // What a token has from the heads of a group, or from all, lies side by side here as there.
@@ -488,7 +495,7 @@ void attention_merge(const AttentionArgs& args, int64_t token, int partial, int 
                 merge_row(&maximum, &sum, values, from[0], from[1], from + 2, dim);
             }
         }
-        const vf inverse = splat(1.0f / sum);
+        const vf inverse = splat(1.0f / with_sink(args, head, maximum, sum));
         for (int c = 0; c < dim; c += L) store(values + c, load<vf>(values + c) * inverse);
         store_activations(args.out, token, 1, (int64_t)head * dim, dim, values, dim);
     }

@@ -51,6 +51,8 @@ class Ahead {
 };
 
 // Rows [row, row + rows) times packed columns [column, column + columns) into tile[rows][kColumnTile]; columns is 32 or 64.
+// In the form of the weight: the kernels that follow.
+void gemm(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 void gemm_f32(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 void gemm_bf16(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);

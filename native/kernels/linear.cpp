@@ -18,6 +18,12 @@ OCTAVO_INLINE vf activate(Epilogue kind, vf x) {
     }
 }
 
+// Bounds in this order let a NaN pass.
+OCTAVO_INLINE vf clamped_silu_mul(vf gate, vf up, vf alpha, vf limit) {
+    const vf g = vmin(limit, gate), u = vmax(-limit, vmin(limit, up));
+    return vsilu(g * alpha) / alpha * (u + splat(1.0f));
+}
+
 void store_f32(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, const float* tile, bool add) {
     float* out = (float*)args.out.data;
     const int64_t width = args.out_columns - column < columns ? args.out_columns - column : columns;
@@ -63,6 +69,15 @@ TilePlace tile_place(const LinearArgs& args, int64_t tile) {
 
 }  // namespace
 
+void gemm(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead) {
+    switch (args.w.form) {
+        case Form::F32: gemm_f32(args, row, rows, column, columns, tile, ahead); break;
+        case Form::BF16: gemm_bf16(args, row, rows, column, columns, tile, ahead); break;
+        case Form::W8: gemm_w8(args, row, rows, column, columns, tile, ahead); break;
+        case Form::W4: gemm_w4(args, row, rows, column, columns, tile, ahead); break;
+    }
+}
+
 void linear_tile(const LinearArgs& args, int64_t tile_index) {
     const TilePlace place = tile_place(args, tile_index);
     const int64_t row_begin = place.row * args.row_tile, column_begin = place.column * args.column_tile;
@@ -74,12 +89,7 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
     for (int64_t column = column_begin; column < column_end; column += kColumnTile) {
         const int columns = (int)(column_end - column < kColumnTile ? column_end - column : kColumnTile);
         Ahead ahead = ahead_of(args, rows, column, columns);
-        switch (args.w.form) {
-            case Form::F32: gemm_f32(args, row_begin, rows, column, columns, tile, ahead); break;
-            case Form::BF16: gemm_bf16(args, row_begin, rows, column, columns, tile, ahead); break;
-            case Form::W8: gemm_w8(args, row_begin, rows, column, columns, tile, ahead); break;
-            case Form::W4: gemm_w4(args, row_begin, rows, column, columns, tile, ahead); break;
-        }
+        gemm(args, row_begin, rows, column, columns, tile, ahead);
         if (args.bias)
             for (int r = 0; r < rows; ++r)
                 for (int c = 0; c < columns; c += L) {
@@ -108,6 +118,14 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
                         for (int v = 0; v < kPanel; v += L) {
                             const float* p = tile + r * kColumnTile + c + v;
                             store(to + r * stride + c / 2 + v, activate(args.epilogue, load<vf>(p)) * load<vf>(p + kPanel));
+                        }
+                break;
+            case Epilogue::ClampedSiluMul:
+                for (int r = 0; r < rows; ++r)
+                    for (int c = 0; c < columns; c += 2 * kPanel)
+                        for (int v = 0; v < kPanel; v += L) {
+                            const float* p = tile + r * kColumnTile + c + v;
+                            store(to + r * stride + c / 2 + v, clamped_silu_mul(load<vf>(p), load<vf>(p + kPanel), splat(args.alpha), splat(args.limit)));
                         }
                 break;
             default:

@@ -418,7 +418,11 @@ void elementwise(const ElementwiseArgs& args, int64_t row) {
     const float* a = args.a + row * args.a_stride;
     const float* b = args.b ? args.b + row * args.b_stride : a;
     float* out = args.out + row * args.out_stride;
-    const vf scalar = splat(args.scalar), inverse = splat(1.0f / args.scalar);
+    vf scalar = splat(args.scalar), inverse = splat(1.0f / args.scalar);
+    if (args.kind == Elementwise::SigmoidGate) {
+        scalar = splat(1.0f) / (splat(1.0f) + vexp(splat(-b[0])));
+        b = a;
+    }
     auto apply = [&](vf x, vf y) {
         switch (args.kind) {
             case Elementwise::Add: return x + y;
@@ -433,6 +437,7 @@ void elementwise(const ElementwiseArgs& args, int64_t row) {
             case Elementwise::Relu: return vrelu(x);
             case Elementwise::Relu2: return vrelu(x) * vrelu(x);
             case Elementwise::Clip: return vmin(scalar, vmax(-scalar, x));
+            case Elementwise::SigmoidGate: return x * scalar;
         }
         return x;
     };

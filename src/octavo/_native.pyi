@@ -188,6 +188,15 @@ class Epilogue(enum.Enum):
 
     Relu2 = 9
 
+    ClampedSiluMul = 10
+
+class Scoring(enum.Enum):
+    Softmax = 0
+
+    Sigmoid = 1
+
+    SoftmaxOfChosen = 2
+
 class Elementwise(enum.Enum):
     Add = 0
 
@@ -212,6 +221,8 @@ class Elementwise(enum.Enum):
     Relu2 = 10
 
     Clip = 11
+
+    SigmoidGate = 12
 
 class Activation:
     """Where a value lies in the arena; offsets in bytes."""
@@ -324,6 +335,70 @@ class Plan:
         out: Activation,
         slopes: NDArray[numpy.float32] | None = None,
         chunked: bool = False,
+        sinks: NDArray[numpy.float32] | None = None,
+    ) -> None: ...
+    def add_route(
+        self,
+        name: str,
+        logits: Activation,
+        experts: int,
+        top_k: int,
+        scoring: Scoring,
+        renormalize: bool,
+        scale: float,
+        correction: NDArray[numpy.float32] | None,
+        groups: int,
+        top_groups: int,
+        group_pairs: bool,
+        out: Activation,
+    ) -> None: ...
+    def add_experts(
+        self,
+        name: str,
+        route: Activation,
+        top_k: int,
+        x: Activation,
+        gate_up: Sequence[PackedWeight],
+        gate_up_bias: NDArray[numpy.float32] | None,
+        activation: Epilogue,
+        alpha: float,
+        limit: float,
+        hidden: Activation,
+        down: Sequence[PackedWeight],
+        down_bias: NDArray[numpy.float32] | None,
+        add: bool,
+        out: Activation,
+        out_columns: int,
+        scale_inputs: bool = False,
+    ) -> None: ...
+    def add_head_linear(
+        self,
+        name: str,
+        weights: Sequence[PackedWeight],
+        x: Activation,
+        in_first: int,
+        in_step: int,
+        out: Activation,
+        out_first: int,
+        out_step: int,
+    ) -> None: ...
+    def add_latent(
+        self,
+        name: str,
+        layer: int,
+        q: Activation,
+        q_first: int,
+        q_step: int,
+        kv: Activation,
+        kv_first: int,
+        heads: int,
+        rank: int,
+        rope_dim: int,
+        interleaved: bool,
+        tables: int,
+        norm: NDArray[numpy.float32],
+        norm_eps: float,
+        q_out: Activation,
     ) -> None: ...
     def add_elementwise(
         self,

@@ -65,9 +65,9 @@ def test_a_built_model_computes_the_same_bits(
     assert np.array_equal(logits(output), logits(checkpoint, quantization))
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "cohere with head norms"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox", "cohere with head norms", "deepseek_v2", "gpt_oss"])
 def test_weights_that_are_views_of_tensors_are_built_as_what_they_are(family: str, tmp_path: Path) -> None:
-    """Transposed, interleaved by heads, parts of a stack; learned positions."""
+    """Transposed, interleaved by heads, parts of a stack; learned positions; experts, and the expansion of latents."""
     checkpoint = make_tiny_model(TINY_MODELS[family], tmp_path / "checkpoint")
     build_model(checkpoint, tmp_path / "built", quantization="w8")
     assert np.array_equal(logits(tmp_path / "built"), logits(checkpoint, "w8"))

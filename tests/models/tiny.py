@@ -168,6 +168,25 @@ def _fused(tensors: dict[str, torch.Tensor], fused: str, groups: int) -> dict[st
     return stored
 
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+    "kv_lora_rank": 64,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 48,
+    "num_experts_per_tok": 2,
+}
+_DEEPSEEK_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 1.1,
+}
+_QWEN_MOE = {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [1]}
 _ALTERNATING = ["sliding_attention", "full_attention", "sliding_attention"]
 _LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -195,8 +214,21 @@ TINY_MODELS: dict[str, TinyModel] = {
     "cohere": TinyModel("cohere", {"attention_bias": True}),
     "cohere with head norms": TinyModel("cohere", {"use_qk_norm": True}),
     "cohere2": TinyModel("cohere2", {"sliding_window": 8, "sliding_window_pattern": 2}),
+    "deepseek_v2": TinyModel("deepseek_v2", {**_LATENT, "first_k_dense_replace": 1, "q_lora_rank": None}),
+    "deepseek_v3": TinyModel(
+        "deepseek_v3",
+        {
+            **_LATENT,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 48,
+            "n_shared_experts": 1,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_experts_per_tok": 3,
+            "rope_parameters": _DEEPSEEK_YARN,
+        },
+    ),
     "ernie4_5": TinyModel("ernie4_5", {"head_dim": 32, "use_bias": True}),
-    "exaone4": TinyModel("exaone4", {"sliding_window": 8, "sliding_window_pattern": 2}),
     "exaone": TinyModel(
         "exaone",
         disguise=as_family(
@@ -210,6 +242,7 @@ TINY_MODELS: dict[str, TinyModel] = {
             hidden_act=None,
         ),
     ),
+    "exaone4": TinyModel("exaone4", {"sliding_window": 8, "sliding_window_pattern": 2}),
     "falcon 40b": TinyModel("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True}),
     "falcon 7b": TinyModel("falcon"),
     "falcon rw": TinyModel("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True}),
@@ -241,10 +274,26 @@ TINY_MODELS: dict[str, TinyModel] = {
     ),
     "glm": TinyModel("glm", {"head_dim": 32}),
     "glm4": TinyModel("glm4", {"head_dim": 16, "partial_rotary_factor": 0.75}),
+    "glm4_moe": TinyModel(
+        "glm4_moe",
+        {
+            "head_dim": 32,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "moe_intermediate_size": 48,
+            "num_experts_per_tok": 2,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     "gpt2": TinyModel("gpt2", {"hidden_size": 96, "num_attention_heads": 6, "n_inner": 160}),
     "gpt_bigcode": TinyModel("gpt_bigcode", {"n_inner": 160}),
     "gpt_neo": TinyModel("gpt_neo", {"attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 8}),
     "gpt_neox": TinyModel("gpt_neox"),
+    "gpt_oss": TinyModel(
+        "gpt_oss", {"intermediate_size": 48, "head_dim": 32, "sliding_window": 8, "num_local_experts": 6}
+    ),
     "gptj": TinyModel("gptj", {"rotary_dim": 8, "n_inner": 160}),
     "granite": TinyModel(
         "granite",
@@ -254,6 +303,17 @@ TINY_MODELS: dict[str, TinyModel] = {
             "attention_multiplier": 0.1,
             "logits_scaling": 2.5,
             "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoe": TinyModel(
+        "granitemoe",
+        {
+            "intermediate_size": 48,
+            "num_local_experts": 6,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.1,
+            "logits_scaling": 2.5,
         },
     ),
     "hunyuan_v1_dense": TinyModel(
@@ -269,6 +329,21 @@ TINY_MODELS: dict[str, TinyModel] = {
     "llama": TinyModel("llama", {"hidden_size": 96, "num_attention_heads": 6, "head_dim": 16}),
     "llama3": TinyModel(
         "llama", {"hidden_size": 128, "tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, shard_size="100KB"
+    ),
+    "llama4_text": TinyModel(
+        "llama4_text",
+        {
+            "intermediate_size": 48,
+            "intermediate_size_mlp": 96,
+            "head_dim": 32,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_layers": [0, 2],
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 16,
+            "floor_scale": 16,
+            "attn_scale": 0.3,
+        },
     ),
     "minicpm": TinyModel(
         "granite",
@@ -308,10 +383,14 @@ TINY_MODELS: dict[str, TinyModel] = {
         },
     ),
     "mistral": TinyModel("mistral", {"hidden_size": 96, "head_dim": 32, "sliding_window": 8}),
+    "mixtral": TinyModel("mixtral", {"intermediate_size": 96, "num_local_experts": 5}),
     "mpt": TinyModel("mpt", {"hidden_size": 96, "num_attention_heads": 6, "attn_config": {"clip_qkv": 1.5}}),
     "olmo": TinyModel("olmo", {"clip_qkv": 1.0}),
     "olmo2": TinyModel("olmo2"),
     "olmo3": TinyModel("olmo3", {"sliding_window": 8, "layer_types": _ALTERNATING}),
+    "olmoe": TinyModel(
+        "olmoe", {"intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4}
+    ),
     "opt": TinyModel("opt", {"ffn_dim": 160}),
     "opt 350m": TinyModel("opt", {"ffn_dim": 160, "word_embed_proj_dim": 32, "do_layer_norm_before": False}),
     "phi": TinyModel("phi"),
@@ -340,7 +419,9 @@ TINY_MODELS: dict[str, TinyModel] = {
             "max_window_layers": 1,
         },
     ),
+    "qwen2_moe": TinyModel("qwen2_moe", {**_QWEN_MOE, "shared_expert_intermediate_size": 96}),
     "qwen3": TinyModel("qwen3", {"head_dim": 32, "num_key_value_heads": 1, "tie_word_embeddings": True}),
+    "qwen3_moe": TinyModel("qwen3_moe", {**_QWEN_MOE, "head_dim": 32, "norm_topk_prob": True}),
     "seed_oss": TinyModel("seed_oss", {"head_dim": 32, "mlp_bias": True}),
     "smollm3": TinyModel(
         "smollm3",
@@ -367,6 +448,9 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
             else:
                 # Large enough that attention is far from uniform and logits are spread, unlike a fresh initialisation.
                 parameter.copy_(1.5 * noise / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     original = directory if recipe.disguise is None else directory / _ORIGINAL
     model.to(dtype).save_pretrained(original, max_shard_size=recipe.shard_size)
     if recipe.disguise is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -24,6 +25,7 @@ class Heads:
     scale: float = 0.0
     slopes: tuple[float, ...] = ()
     chunked: bool = False
+    sinks: tuple[float, ...] = ()
 
     @property
     def factor(self) -> float:
@@ -44,6 +46,7 @@ class Heads:
         window = f"{'c' if self.chunked else 'w'}{self.window}"
         marks = [window] * bool(self.window) + [f"cap{self.softcap}"] * bool(self.softcap)
         marks += ["alibi"] * bool(self.slopes)
+        marks += ["sinks"] * bool(self.sinks)
         return "-".join([f"{self.q}q{self.kv}kv{self.dim}", *marks])
 
 
@@ -82,8 +85,10 @@ class AttentionBench:
             shape = (0, heads.q, heads.kv, heads.dim)
             plan.add_rope("rope", self.qkv.activation(), *shape, 0, -1, None, None, 0.0, q.activation())
             slopes = np.array(heads.slopes, np.float32) if heads.slopes else None
+            sinks = np.float32(math.log2(math.e)) * np.array(heads.sinks, np.float32) if heads.sinks else None
             caps = (heads.factor, heads.softcap, heads.window)
-            plan.add_attention("attention", q.activation(), *shape, *caps, self.out.activation(), slopes, heads.chunked)
+            out = self.out.activation()
+            plan.add_attention("attention", q.activation(), *shape, *caps, out, slopes, heads.chunked, sinks)
             plan.make_pool(blocks, kv_f32)
 
         self.bench.add(add)
@@ -130,8 +135,10 @@ def reference(heads: Heads, qkv: Array, rows: Array) -> tuple[Array, Array]:
     if heads.chunked:
         visible &= rows[:, None] // heads.window == np.arange(len(qkv))[None, :] // heads.window
     scores = np.where(visible, scores, -np.inf)
-    p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    p /= p.sum(axis=-1, keepdims=True)
+    sinks = np.array(heads.sinks or [-np.inf] * heads.q)[:, None, None]
+    largest = np.maximum(scores.max(axis=-1, keepdims=True), sinks)
+    p = np.exp(scores - largest)
+    p /= p.sum(axis=-1, keepdims=True) + np.exp(sinks - largest)
     out, bound = (np.einsum("hqk,hkd->qhd", p, x).reshape(len(rows), -1) for x in (v, np.abs(v)))
     return out, bound
 

@@ -27,6 +27,7 @@ SHAPES = [
     Heads(2, 1, 32, window=50, chunked=True),
     Heads(4, 2, 16, window=520, chunked=True),
     Heads(2, 2, 32, window=600, softcap=5.0),
+    Heads(6, 2, 32, window=90, sinks=(-2.0, 0.5, 3.0, 1.0, 40.0, -300.0)),
 ]
 
 

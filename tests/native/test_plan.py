@@ -215,7 +215,7 @@ REFUSED: list[tuple[Callable[[Plan], Any], str]] = [
     (after(after(heads, pool), attend), "before the pool is made"),
     (lambda p: heads(p, head_dim=24, q=value(48, 8192)), "head size 24"),
     (lambda p: heads(p, head_dim=0, q=value(0, 8192)), "head size 0"),
-    (lambda p: heads(p, head_dim=528), "head size 528"),
+    (lambda p: heads(p, head_dim=592), "head size 592"),
     (lambda p: heads(p, rope_dim=18), "rope size"),
     (lambda p: heads(p, rope_dim=7), "rope size"),
     (lambda p: heads(p, rope_dim=-2), "rope size"),

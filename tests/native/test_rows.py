@@ -222,6 +222,7 @@ def elementwise_reference(kind: Elementwise, a: Array, b: Array, scalar: float) 
         Elementwise.Relu: np.maximum(a, 0),
         Elementwise.Relu2: np.maximum(a, 0) ** 2,
         Elementwise.Clip: np.clip(a, -scalar, scalar),
+        Elementwise.SigmoidGate: a / (1 + np.exp(-b[:, :1])),
     }
     return results[kind]
 
@@ -229,7 +230,8 @@ def elementwise_reference(kind: Elementwise, a: Array, b: Array, scalar: float) 
 @pytest.mark.parametrize("kind", list(Elementwise), ids=lambda each: each.name)
 @pytest.mark.parametrize("level", LEVELS)
 def test_elementwise_operations_equal_numpy(level: str, kind: Elementwise) -> None:
-    two = kind in (Elementwise.Add, Elementwise.SiluMul, Elementwise.GeluMul, Elementwise.GeluTanhMul)
+    products = (Elementwise.SiluMul, Elementwise.GeluMul, Elementwise.GeluTanhMul, Elementwise.SigmoidGate)
+    two = kind == Elementwise.Add or kind in products
     rng = np.random.default_rng(6)
     for rows, width in [(1, 1), (3, 17), (40, 64), (2, 999)]:
         bench = Bench(level, rows)

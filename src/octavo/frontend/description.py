@@ -15,6 +15,7 @@ from octavo.models.derived import derived_source
 from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights, fit_names
 from octavo.models.rewrites import optimize
+from octavo.models.stacks import with_stacked_experts
 from octavo.planning.hardware import Hardware
 from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory, reserve_bytes
 from octavo.weights.built import BuiltCheckpoint, BuiltRows
@@ -67,7 +68,8 @@ def describe_model(path: str | Path) -> ModelDescription:
     """Open a model directory or file and check that octavo can run it."""
     checkpoint = open_checkpoint(path)
     try:
-        graph = fit_names(optimize(build_graph(checkpoint.config)), checkpoint.names())
+        names = set(checkpoint.names())
+        graph = with_stacked_experts(fit_names(optimize(build_graph(checkpoint.config)), names), names)
         if not isinstance(checkpoint, BuiltCheckpoint):  # whose weights were checked when it was built
             check_weights(graph, checkpoint)
     except BaseException:

@@ -81,6 +81,7 @@ class SelfAttention:
     neighbours: bool = False
     grouped: bool = False
     qkv: str | None = None
+    sinks: str | None = None
     q: str = "self_attn.q_proj"
     k: str = "self_attn.k_proj"
     v: str = "self_attn.v_proj"
@@ -111,6 +112,7 @@ class SelfAttention:
             softcap=self.softcap,
             clip=self.clip,
             alibi=self.alibi,
+            sinks=None if self.sinks is None else f"{layer}.{self.sinks}",
         )
         return project(graph, attended, f"{layer}.{self.output}", self.hidden, self.output_bias)
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.errors import ModelError
 from octavo.models.derived import Derived, Rows, check_views
@@ -67,6 +68,7 @@ class Graph:
     `derived` are the weights that are views of checkpoint tensors, by the name nodes read them by. `renames` are pairs
     of beginnings of tensor names: what begins with the first may be stored with the second. `buffers` is a regular
     expression of the names of tensors that follow from the configuration, and that old checkpoints store all the same.
+    `unused` are beginnings of names of tensors of parts left out on purpose (layers that predict further tokens).
     """
 
     architecture: str
@@ -81,6 +83,7 @@ class Graph:
     encoder: bool = False
     renames: tuple[tuple[str, str], ...] = ()
     buffers: str | None = None
+    unused: tuple[str, ...] = ()
 
     @property
     def output_width(self) -> int:
@@ -244,6 +247,10 @@ class GraphBuilder:
         self.nodes.append(node)
         return node.output
 
+    def node(self, kind: type[Node], **fields: Any) -> Value:
+        """A node of a part of the vocabulary that has no method here (octavo.models.mixture)."""
+        return self._emit(kind(output=self._next(), layer=self._layer, **fields))
+
     def derive(
         self,
         source: str,
@@ -297,7 +304,9 @@ class GraphBuilder:
     def layer_norm(self, x: Value, weight: str | None, bias: str | None, eps: float) -> Value:
         return self._emit(LayerNorm(output=self._next(), layer=self._layer, x=x, weight=weight, bias=bias, eps=eps))
 
-    def linear(self, x: Value, weight: str, out_features: int, bias: str | None = None) -> Value:
+    def linear(
+        self, x: Value, weight: str, out_features: int, bias: str | None = None, *, precise: bool = False
+    ) -> Value:
         return self._emit(
             Linear(
                 output=self._next(),
@@ -306,6 +315,7 @@ class GraphBuilder:
                 weights=(weight,),
                 biases=(bias,),
                 out_features=(out_features,),
+                precise=precise,
             )
         )
 
@@ -331,6 +341,7 @@ class GraphBuilder:
         softcap: float | None = None,
         alibi: tuple[float, ...] | None = None,
         clip: float | None = None,
+        sinks: str | None = None,
     ) -> Value:
         """Attention over q, k and v, or over one value holding the three side by side."""
         if self._layer is None:
@@ -359,6 +370,7 @@ class GraphBuilder:
                 softcap=softcap,
                 alibi=alibi,
                 clip=clip,
+                sinks=sinks,
             )
         )
 

@@ -129,7 +129,8 @@ class Linear(Node):
     """x · Wᵀ + bias for one or several weights [out, in] side by side in the output, and an activation of it.
 
     With the activation of a gate there are two weights, gate and up, and the output is act(gate) · up. `residual` is
-    added last.
+    added last. `precise` asks for float32 weights and products whatever form others have: for routers, whose choices
+    must not move.
     """
 
     x: Value
@@ -138,6 +139,7 @@ class Linear(Node):
     out_features: tuple[int, ...]
     activation: Activation | GateActivation | None = None
     residual: Value | None = None
+    precise: bool = False
 
     @property
     def gated(self) -> bool:
@@ -187,7 +189,8 @@ class Attention(Node):
     head its own), then rope (or rope first with `norm_after_rope`), then scores · `scale`. With `wide_norms` one norm
     spans all heads of q, and one all of k; `unit_norms` are norms of heads without weights. A window of W sees W
     positions, its own the last; with `chunked`, those of its own chunk of W that are not after it. With `alibi`, a
-    slope for each query head, a score falls by the slope for every position between (arXiv 2108.12409).
+    slope for each query head, a score falls by the slope for every position between (arXiv 2108.12409). `sinks`
+    [q_heads] take part in the softmax of each head as one more score, which has no value.
     """
 
     layer: int
@@ -211,9 +214,15 @@ class Attention(Node):
     softcap: float | None = None
     alibi: tuple[float, ...] | None = None
     clip: float | None = None
+    sinks: str | None = None
 
     def inputs(self) -> tuple[Value, ...]:
         return self.qkv
+
+    @property
+    def piece(self) -> int:
+        """How much of a row of the output is made at once: that of one head."""
+        return self.head_dim
 
     def qkv_widths(self) -> tuple[int, int, int]:
         """Widths of q, k and v."""
@@ -263,7 +272,7 @@ class Attention(Node):
 
     def weight_shapes(self, widths: tuple[int, ...]) -> dict[str, Shape]:
         q_width, k_width, _ = self.qkv_widths() if self.wide_norms else (self.head_dim,) * 3
-        named = ((self.q_norm, q_width), (self.k_norm, k_width))
+        named = ((self.q_norm, q_width), (self.k_norm, k_width), (self.sinks, self.q_heads))
         return {name: (width,) for norm, width in named for name in _names(norm)}
 
 

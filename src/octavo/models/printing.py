@@ -24,6 +24,7 @@ from octavo.models.graph import (
     SoftCap,
     Value,
 )
+from octavo.models.mixture import LatentAttention, MoeExperts, MoeRoute, SigmoidGate
 
 _LAYER = re.compile(r"\.\d+\.")
 
@@ -57,6 +58,7 @@ def format_graph(graph: Graph) -> str:
     views = dict.fromkeys(
         f"  {_any_layer(name)} = {view} of {_any_layer(view.source)} {list(view.shape)}"
         for name, view in graph.derived.items()
+        if not view.part  # the entries of a stack are all viewed alike
     )
     return "\n".join([*lines, *(["derived weights", *views] if views else [])])
 
@@ -99,7 +101,11 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
                 text += f", bias {weights(bias or 'none' for bias in node.biases)}"
             if node.activation is not None:
                 text += f", {node.activation}"
+            if node.precise:
+                text += ", in f32"
             return text + (f", + {values(node.residual)})" if node.residual is not None else ")")
+        case LatentAttention():
+            return _format_latent(node, values(*node.qkv), weights)
         case Attention():
             return _format_attention(node, values(*node.qkv), weights)
         case Add():
@@ -116,6 +122,12 @@ def _format_node(node: Node, names: dict[Value, str], layer: int | None) -> str:
             return f"softcap({values(node.x)}, {node.cap:g})"
         case GatherSampled():
             return f"gather_sampled({values(node.x)})"
+        case MoeRoute():
+            return _format_route(node, values(node.x), weights)
+        case MoeExperts():
+            return _format_experts(node, values(node.x, node.route), values, weights)
+        case SigmoidGate():
+            return f"sigmoid_gate({values(node.x, node.gate)})"
         case _:
             raise TypeError(f"no text form for {type(node).__name__}")
 
@@ -145,4 +157,43 @@ def _format_attention(node: Attention, values: str, weights: Callable[[Iterable[
         parts.append(f"alibi {node.alibi[0]:g} to {node.alibi[-1]:g}")
     if node.softcap is not None:
         parts.append(f"softcap {node.softcap:g}")
+    if node.sinks is not None:
+        parts.append(f"sinks {weights([node.sinks])}")
     return f"attention({', '.join(parts)})"
+
+
+def _format_latent(node: LatentAttention, values: str, weights: Callable[[Iterable[str]], str]) -> str:
+    heads = f"{node.q_heads} heads of {node.nope_dim} + {node.rope_dim}, values of {node.value_dim}"
+    latent = f"latent of {node.rank} + {node.rope_dim}, norm {weights([node.latent_norm])} eps {node.latent_eps:g}"
+    rope = f"rope {node.rope}{', neighbours paired' if node.neighbours else ''}"
+    expansion = f"expansion {weights([node.expansion])}"
+    return f"latent_attention({values}, {heads}, {latent}, {expansion}, {rope}, scale {node.scale:g})"
+
+
+def _format_route(node: MoeRoute, values: str, weights: Callable[[Iterable[str]], str]) -> str:
+    parts = [values, f"top {node.top_k}", node.scoring]
+    if node.groups > 1:
+        worth = "two best experts" if node.group_pairs else "best expert"
+        parts.append(f"of {node.top_groups} of {node.groups} groups by their {worth}")
+    if node.correction is not None:
+        parts.append(f"chosen with {weights([node.correction])}")
+    if node.renormalize:
+        parts.append("weights sum to 1")
+    if node.scale != 1.0:
+        parts.append(f"times {node.scale:g}")
+    return f"moe_route({', '.join(parts)})"
+
+
+def _format_experts(
+    node: MoeExperts, inputs: str, values: Callable[..., str], weights: Callable[[Iterable[str]], str]
+) -> str:
+    parts = [inputs, f"{len(node.gates)} experts like {weights([node.gates[0], node.ups[0], node.downs[0]])}"]
+    if node.gate_biases:
+        parts.append(f"bias {weights([node.gate_biases[0], node.up_biases[0], node.down_biases[0]])}")
+    clamp = node.activation == "clamped_silu_mul"
+    parts.append(f"{node.activation}{f' alpha {node.alpha:g} limit {node.limit:g}' if clamp else ''}")
+    if node.scale_inputs:
+        parts.append("of weighted inputs")
+    if node.residual is not None:
+        parts.append(f"+ {values(node.residual)}")
+    return f"moe_experts({', '.join(parts)})"

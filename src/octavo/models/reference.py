@@ -27,6 +27,8 @@ from octavo.models.graph import (
     SoftCap,
     Value,
 )
+from octavo.models.mixture import LatentAttention, MoeExperts, MoeRoute, SigmoidGate
+from octavo.models.mixture_reference import latent_attention, mixture, route, softmax
 from octavo.models.rope import Rope
 
 Array = NDArray[Any]  # float32 throughout; numpy's own annotations widen it at every step
@@ -82,6 +84,9 @@ def apply_rope(x: Array, rope: Rope) -> Array:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin, x[..., rope.dim :]], axis=-1)
 
 
+_nearest_bf16 = round_to_bf16
+
+
 class _Run:
     """The values of one run."""
 
@@ -98,6 +103,8 @@ class _Run:
         self.token_ids = token_ids
         self.rows = slice(None) if rows is None else np.asarray(rows)
         self.round: Callable[[Array], Array] = round_to_bf16 if round_inputs else np.asarray
+        # What is bf16 also where other products have another form.
+        self.round_always: Callable[[Array], Array] = _nearest_bf16 if round_inputs else np.asarray
         self.values: dict[Value, Array] = {}
 
     def logits(self) -> Array:
@@ -124,6 +131,8 @@ class _Run:
                 return scaled if node.bias is None else scaled + self.weight(node.bias)
             case Linear():
                 return self._linear(node, inputs)
+            case LatentAttention():
+                return self._latent_attention(node, np.concatenate(inputs, axis=-1))
             case Attention():
                 return self._attention(node, np.concatenate(inputs, axis=-1))
             case Add():
@@ -140,14 +149,21 @@ class _Run:
                 return np.tanh(inputs[0] / np.float32(node.cap)) * np.float32(node.cap)
             case GatherSampled():
                 return inputs[0][self.rows]
+            case MoeRoute():
+                return route(node, inputs[0], None if node.correction is None else self.weight(node.correction))
+            case MoeExperts():
+                return mixture(node, inputs, self.weight, self.round, _ACTIVATIONS)
+            case SigmoidGate():
+                return inputs[0] / (np.float32(1) + np.exp(-inputs[1]))
             case _:
                 raise TypeError(f"no reference for {type(node).__name__}")
 
     def _linear(self, node: Linear, inputs: list[Array]) -> Array:
-        x = self.round(inputs[0])
+        rounded: Callable[[Array], Array] = np.asarray if node.precise else self.round
+        x = rounded(inputs[0])
         parts = []
         for name, bias in zip(node.weights, node.biases, strict=True):
-            part = x @ self.round(self.weight(name)).T
+            part = x @ rounded(self.weight(name)).T
             parts.append(part if bias is None else part + self.weight(bias))
         result: Array = np.concatenate(parts, axis=-1)
         if node.gated:
@@ -187,11 +203,22 @@ class _Run:
                 chunk = np.arange(tokens) // node.sliding_window
                 near = chunk[:, None] == chunk[None, :]
             visible &= near
-        scores = np.where(visible, scores, np.float32(-np.inf))
-        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        weights /= weights.sum(axis=-1, keepdims=True)
+        sinks = None if node.sinks is None else self.weight(node.sinks)
+        weights = softmax(scores, visible, sinks)
         attended: Array = (weights @ v.transpose(1, 0, 2)).transpose(1, 0, 2).reshape(tokens, -1)
         return attended
+
+    def _latent_attention(self, node: LatentAttention, q_latent: Array) -> Array:
+        rope, weight = node.rope, self.weight(node.latent_norm)
+        assert rope is not None
+        return latent_attention(
+            node,
+            q_latent,
+            self.weight,
+            self.round_always,
+            lambda x: apply_rope(x, rope),
+            lambda x: _rms_norm(x, weight, node.latent_eps, False),
+        )
 
     def _head_norm(self, node: Attention, x: Array, names: str | tuple[str, ...] | None) -> Array:
         """The norm of queries or keys x [tokens, heads, head_dim], by one weight for all heads or by each one's own."""

@@ -137,6 +137,7 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     unknown = [name for name in present if name not in needed and name not in graph.duplicates]
     buffers = [_IGNORABLE] + ([] if graph.buffers is None else [re.compile(graph.buffers)])
     unknown = [name for name in unknown if not any(pattern.search(name) for pattern in buffers)]
+    unknown = [name for name in unknown if not name.startswith(graph.unused)]
     if unknown:
         problems.append(f"unknown {_listed(unknown)}")
     wrong = [

@@ -22,11 +22,12 @@ from octavo.models.graph import (
     SiluMul,
     Value,
 )
+from octavo.models.mixture import MoeExperts
 
 # What is computed for every row whatever is read.
 _OF_EVERY_ROW = Attention | Embedding | PositionEmbedding
 # The fields that name a value, of every node that treats each row alone.
-_OPERANDS = ("x", "residual", "a", "b", "gate", "up")
+_OPERANDS = ("x", "residual", "a", "b", "gate", "up", "route")
 
 
 def optimize(graph: Graph) -> Graph:
@@ -41,7 +42,7 @@ def merge_qkv(graph: Graph) -> Graph:
     """The q, k and v projections of one value become one Linear."""
     plan = _Rewriter(graph)
     for node in graph.attentions:
-        if len(node.qkv) == 3 and (merged := plan.merge(node.qkv)) is not None:
+        if len(node.qkv) > 1 and (merged := plan.merge(node.qkv)) is not None:
             plan.replace(node, replace(node, qkv=(merged.output,)))
     return plan.result()
 
@@ -72,15 +73,15 @@ def fold_activations(graph: Graph) -> Graph:
 
 
 def fold_residuals(graph: Graph) -> Graph:
-    """An addition to the output of a Linear that nothing else reads becomes the residual of that Linear."""
+    """An addition to the output of a Linear or of experts that nothing else reads becomes the residual of those."""
     plan = _Rewriter(graph)
     for node in graph.nodes:
         if isinstance(node, Add):
             # The operand assigned last is the one the addition can join: its partner exists by then.
             last, first = sorted((node.a, node.b), key=lambda value: plan.position[value], reverse=True)
-            linear = plan.sole_linear(last)
-            if linear is not None and linear.activation is None and linear.residual is None:
-                plan.replace(linear, replace(linear, output=node.output, residual=first))
+            product = plan.sole_product(last)
+            if product is not None and product.residual is None:
+                plan.replace(product, replace(product, output=node.output, residual=first))
                 plan.remove(node)
     return plan.result()
 
@@ -132,11 +133,18 @@ class _Rewriter:
         node = self.nodes[value]
         return node if isinstance(node, Linear) and self.readers[value] == 1 else None
 
+    def sole_product(self, value: Value) -> Linear | MoeExperts | None:
+        """The node that assigns `value` as a sum of products, when exactly one node reads it."""
+        node = self.nodes[value]
+        if self.readers[value] != 1 or not isinstance(node, Linear | MoeExperts):
+            return None
+        return None if isinstance(node, Linear) and node.activation is not None else node
+
     def merge(self, values: Iterable[Value]) -> Linear | None:
         """One Linear in place of the plain ones assigning `values`, if all read one value and feed one node."""
         linears = [self.sole_linear(value) for value in values]
         plain = [node for node in linears if node and node.activation is None and node.residual is None]
-        if len(plain) != len(linears) or len({node.x for node in plain}) != 1:
+        if len(plain) != len(linears) or len({(node.x, node.precise) for node in plain}) != 1:
             return None
         merged = replace(
             plain[0],

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from octavo.errors import ModelError
 from octavo.models.graph import Graph
+from octavo.models.mixture import MoeExperts
 from octavo.models.nodes import Attention, GeluMul, LayerNorm, Linear, Node, RmsNorm, SiluMul, Value
 
 __all__ = ["Absorber", "LayerPlan", "LinearGroup", "layer_plans"]
@@ -68,6 +69,10 @@ class LayerPlan:
 
 def layer_plans(graph: Graph) -> list[LayerPlan]:
     """The decoder layers of a graph as built (not rewritten), in order."""
+    if any(isinstance(node, MoeExperts) for node in graph.nodes):
+        raise ModelError(
+            f"architecture {graph.architecture}: experts cannot be quantised ahead yet; run it in w8 or w4"
+        )
     places: dict[int, list[int]] = defaultdict(list)
     for place, node in enumerate(graph.nodes):
         if node.layer is not None:

@@ -12,6 +12,7 @@ from octavo.backends.cpu.lowering import WeightSource
 from octavo.models import graph as ir
 from octavo.models import reference
 from octavo.models.derived import derived_source
+from octavo.models.mixture import LatentAttention
 from octavo.quantization.rotation import rotate_rows
 from octavo.weights.tensors import AffineTensor
 from tests.backends.cpu.tensors import Array
@@ -61,7 +62,7 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
     }
 
     positions = {node.weight for node in graph.nodes if isinstance(node, ir.PositionEmbedding)}
-    attentions = {node.output: node.head_dim for node in graph.nodes if isinstance(node, ir.Attention)}
+    attentions = {node.output: node.piece for node in graph.nodes if isinstance(node, ir.Attention)}
     pieces = {
         name: attentions[node.x]
         for node in graph.nodes
@@ -69,12 +70,15 @@ def emulated_logits(graph: ir.Graph, source: WeightSource, quantization: str, to
         for name in node.weights
     }
 
+    # Routers and the products of single heads have the precision of their own that the reference gives them.
+    own = {name for node in graph.nodes if isinstance(node, ir.Linear) and node.precise for name in node.weights}
+    own |= {node.expansion for node in graph.nodes if isinstance(node, LatentAttention)}
     tensors = derived_source(source, graph.derived)
 
     @cache
     def weight(name: str) -> Array | RoundedWeight:
         tensor = tensors.tensor(name)
-        if quantization == "none" or len(tensor.shape) == 1 or name in positions:
+        if quantization == "none" or len(tensor.shape) == 1 or name in positions | own:
             values = tensor.read_f32()
             return bf16(values) if name in embedded else values  # products round their weights themselves
         # The vocabulary is kept in 8 bits where the rest has 4.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +13,19 @@ from numpy.typing import NDArray
 from octavo._native import Act, Elementwise, Epilogue, Form, PackedWeight, Plan
 from octavo.backends.cpu.arena import Buffer, place
 from octavo.backends.cpu.forms import WeightForm, choose_form, vocabulary_form
+from octavo.backends.cpu.lowering_mixture import (
+    ExpertForms,
+    choose_expert_forms,
+    lower_experts,
+    lower_latent_attention,
+    lower_route,
+)
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
 from octavo.errors import ModelError
 from octavo.models import graph as ir
 from octavo.models.derived import TensorSource as WeightSource
 from octavo.models.derived import derived_source
+from octavo.models.mixture import LatentAttention, MoeExperts, MoeRoute, SigmoidGate
 from octavo.models.rope import QueryScaling, Rope
 from octavo.weights.built import BuiltRows
 from octavo.weights.row_views import shifted_view
@@ -29,7 +38,7 @@ BLOCK_SIZE = 16
 # Rows of logits that exist at once; more are computed slice by slice.
 HEAD_ROWS = 64
 _K_PAD = 32
-_MAX_HEAD_DIM = 512  # kMaxHeadDim in native/common.h
+_MAX_HEAD_DIM = 576  # kMaxHeadDim in native/common.h
 
 Float32Array = NDArray[np.float32]
 Requirement = tuple[Act, int, int]  # form of activations, k per scale, block of their rotation
@@ -149,6 +158,10 @@ class _Lowering:
         self.gathered: dict[ir.Value, ir.Value] = {}
         self.packed: dict[tuple[str, ...], int] = {}
         self.forms: dict[ir.Value, WeightForm] = {}
+        self.experts: dict[ir.Value, ExpertForms] = {}
+        self.precise = {
+            name for node in graph.nodes if isinstance(node, ir.Linear) and node.precise for name in node.weights
+        }
         self.last_read = {value: index for index, node in enumerate(graph.nodes) for value in node.inputs()}
         self.tables: dict[Rope, int] = {}
         self.factors: dict[QueryScaling, int] = {}
@@ -167,6 +180,11 @@ class _Lowering:
                 needs[node.x].add(self.forms[node.output].activation)
                 if node.residual is not None:
                     needs[node.residual].add(_F32)
+            elif isinstance(node, MoeExperts):
+                self.experts[node.output] = choose_expert_forms(self, node)
+                needs[node.x].add(self.experts[node.output].gate_up.activation)
+                for value in node.inputs()[1:]:
+                    needs[value].add(_F32)
             else:
                 for value in node.inputs():
                     needs[value].add(_F32)
@@ -191,10 +209,10 @@ class _Lowering:
     def _rows(self) -> int:
         return self.shape.head_rows if self.in_head else self.shape.max_tokens
 
-    def _buffer(self, requirement: Requirement, width: int) -> Buffer:
+    def _buffer(self, requirement: Requirement, width: int, rows: int | None = None) -> Buffer:
         form, group, rotation = requirement
         padded = width if requirement == _F32 else -(-width // _K_PAD) * _K_PAD
-        buffer = Buffer(form, padded, self._rows(), group or _K_PAD, rotation)
+        buffer = Buffer(form, padded, rows or self._rows(), group or _K_PAD, rotation)
         self.buffers.append(buffer)
         return buffer
 
@@ -237,6 +255,8 @@ class _Lowering:
     def _choose(self, names: Sequence[str], piece: int = 0) -> tuple[WeightForm, list[Tensor]]:
         """The form of a weight. w4 keeps the embedding and the head in w8, as GGUF files do: at 4 bits they alone cost
         twenty times what all layers do (mean KL 6.2e-2 against 3e-3 on SmolLM2)."""
+        if not self.precise.isdisjoint(names):
+            return choose_form(self._tensors(names), "f32")
         inside = self.vocabulary.isdisjoint(names)
         return choose_form(
             self._tensors(names), self.quantization if inside else vocabulary_form(self.quantization), piece
@@ -248,15 +268,30 @@ class _Lowering:
     def _piece(self, value: ir.Value) -> int:
         """What an operation writes of a row at once, if it is not all: attention works head by head."""
         producer = self.producers.get(value)
-        return producer.head_dim if isinstance(producer, ir.Attention) else 0
+        return producer.piece if isinstance(producer, ir.Attention) else 0
 
     def _pack(self, names: tuple[str, ...], columns: Sequence[NDArray[np.int32]], count: int, piece: int = 0) -> int:
         """Index of the packed weight; the tied embedding and head share one."""
         if names not in self.packed:
             form, tensors = self._choose(names, piece)
-            self.packed[names] = len(self.result.packings)
-            self.result.packings.append(Packing(tuple(tensors), form, tuple(columns), count))
+            self.packed[names] = self._add_packing(Packing(tuple(tensors), form, tuple(columns), count))
         return self.packed[names]
+
+    def _add_packing(self, packing: Packing) -> int:
+        self.result.packings.append(packing)
+        return len(self.result.packings) - 1
+
+    @property
+    def query_form(self) -> Act:
+        """What attention multiplies: queries have the form of the cache."""
+        return Act.F32 if self.result.kv_f32 else Act.BF16
+
+    def arithmetic_of(self, form: WeightForm) -> str:
+        """The type that products with weights of a form are computed in, as profiles name it."""
+        return _ARITHMETIC[form.activation[0]]
+
+    def arithmetic_name(self, act: Act) -> str:
+        return _ARITHMETIC[act]
 
     # Nodes
 
@@ -270,8 +305,16 @@ class _Lowering:
                 self._norm(node)
             case ir.Linear():
                 self._linear(node)
+            case LatentAttention():
+                lower_latent_attention(self, node)
             case ir.Attention():
                 self._attention(node)
+            case MoeRoute():
+                lower_route(self, node)
+            case MoeExperts():
+                lower_experts(self, node)
+            case SigmoidGate():
+                self._elementwise(node, "sigmoid_gate", Elementwise.SigmoidGate, node.x, node.gate)
             case ir.GatherSampled():
                 self.in_head = True
                 self.gathered[node.output] = node.x
@@ -402,7 +445,7 @@ class _Lowering:
                 f"this model's head_dim is {node.head_dim}"
             )
         qkv = self._get(node.qkv[0], _F32, "attention input")
-        kind: Requirement = (Act.F32 if self.result.kv_f32 else Act.BF16, 32, 0)
+        kind: Requirement = (self.query_form, 32, 0)
         self.result.arithmetic["attention"] = _ARITHMETIC[kind[0]]
         q = self._buffer(kind, node.q_heads * node.head_dim)
         q.width = node.q_heads * node.head_dim
@@ -416,6 +459,8 @@ class _Lowering:
         if node.clip is not None:
             self._emit((qkv,), lambda plan, _: _add_clip(plan, qkv, sum(node.qkv_widths()), node.clip or 0.0))
         slopes = None if node.alibi is None else np.asarray(node.alibi, np.float32)
+        # The native softmax is one of powers of two.
+        sinks = None if node.sinks is None else self._vector(node.sinks) * np.float32(math.log2(math.e))
         layer, heads = node.layer, (node.q_heads, node.kv_heads, node.head_dim)
         dim = 0 if node.rope is None else node.rope.dim
         tables = -1 if node.rope is None else self._tables(node.rope)
@@ -451,6 +496,7 @@ class _Lowering:
                 out.activation(),
                 slopes,
                 node.chunked,
+                sinks,
             ),
         )
 
