@@ -148,6 +148,46 @@ def alternating(weights: Weights, config: Config) -> Weights:
     return changed
 
 
+def halved(weights: Weights, config: Config) -> Weights:
+    """Llama 4: stacks [in, out] become [out, in], gate and up are parted."""
+    changed: Weights = {}
+    for name, values in weights.items():
+        if "experts.gate_up_proj" in name:
+            gate, up = np.split(values.swapaxes(1, 2), 2, axis=1)
+            for part, half in (("gate", gate), ("up", up)):
+                changed[f"{name.replace('gate_up_proj', f'{part}_proj')}.weight"] = half
+        elif name.endswith("experts.down_proj"):
+            changed[f"{name}.weight"] = values.swapaxes(1, 2)
+        else:
+            changed[name] = values
+    return changed
+
+
+def corrected(weights: Weights, config: Config) -> Weights:
+    """DeepSeek-V3: the correction of experts' scores is a bias."""
+    return {name.replace("e_score_correction_bias", "e_score_correction.bias"): each for name, each in weights.items()}
+
+
+def unpacked(weights: Weights, config: Config) -> Weights:
+    """Baichuan, InternLM 2: q, k and v apart, from one tensor or from groups of heads."""
+    queries = config["num_attention_heads"]
+    keys = config.get("num_key_value_heads", queries)
+    changed: Weights = {}
+    for name, values in weights.items():
+        match = re.fullmatch(r"(model\.layers\.\d+)\.(self_attn\.W_pack|attention\.wqkv)\.(weight|bias)", name)
+        if match is None:
+            changed[name] = values
+            continue
+        if match[2].endswith("wqkv"):
+            groups = values.reshape(keys, queries // keys + 2, -1, *values.shape[1:])
+            parts = [groups[:, :-2], groups[:, -2], groups[:, -1]]
+        else:
+            parts = np.split(values, 3)
+        for part, rows in zip("qkv", parts, strict=True):
+            changed[f"{match[1]}.self_attn.{part}_proj.{match[3]}"] = rows.reshape(-1, *values.shape[1:])
+    return paired(changed, {**config, "num_key_value_heads": keys})
+
+
 def both(first: Change, second: Change) -> Change:
     """One change after another."""
     return lambda weights, config: second(first(weights, config), config)
@@ -164,6 +204,8 @@ def feed_forward(config: Config) -> int:
     hidden = config.get("hidden_size") or config.get("n_embd") or config["d_model"]
     if config["model_type"] in ("bloom", "falcon", "mpt"):
         return 4 * hidden
+    if config["model_type"] == "llama4_text":
+        return config["intermediate_size_mlp"]
     return config.get("n_inner") or config.get("intermediate_size") or 4 * hidden
 
 
@@ -216,6 +258,9 @@ def common_keys(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if rope.get("beta_fast") is not None:
+            writer.add_rope_scaling_yarn_beta_fast(rope["beta_fast"])
+            writer.add_rope_scaling_yarn_beta_slow(rope["beta_slow"])
 
 
 def no_keys(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -351,6 +396,17 @@ def deepseek_keys(writer: gguf.GGUFWriter, config: Config) -> None:
     sigmoid = config["model_type"] == "deepseek_v3"
     kind = gguf.ExpertGatingFuncType
     writer.add_expert_gating_func(kind.SIGMOID if sigmoid else kind.SOFTMAX)
+    if rope_of(config).get("mscale_all_dim") is not None:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope_of(config)["mscale_all_dim"])
+
+
+def chatglm_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"] // 2)
+
+
+def llama4_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
 
 
 @dataclass(frozen=True)
@@ -363,11 +419,13 @@ class Conversion:
 
 
 CONVERSIONS: dict[str, Conversion] = {
+    "baichuan": Conversion("baichuan", unpacked),
     "bloom": Conversion("bloom", ungrouped, bloom_keys),
+    "chatglm": Conversion("chatglm", keys=chatglm_keys),
     "cohere": Conversion("command-r", keys=cohere_keys),
     "cohere2": Conversion("cohere2", keys=cohere2_keys),
     "deepseek_v2": Conversion("deepseek2", both(latent, stacked_experts), deepseek_keys),
-    "deepseek_v3": Conversion("deepseek2", both(latent, stacked_experts), deepseek_keys),
+    "deepseek_v3": Conversion("deepseek2", both(both(latent, corrected), stacked_experts), deepseek_keys),
     "falcon": Conversion("falcon", ungrouped, falcon_keys),
     "gemma": Conversion("gemma", shifted),
     "gemma2": Conversion("gemma2", shifted, gemma2_keys),
@@ -379,7 +437,9 @@ CONVERSIONS: dict[str, Conversion] = {
     "gpt_neox": Conversion("gptneox", ungrouped, gpt_neox_keys),
     "gpt_oss": Conversion("gpt-oss", alternating, gpt_oss_keys),
     "granite": Conversion("granite", paired, granite_keys),
+    "internlm2": Conversion("internlm2", unpacked),
     "llama": Conversion("llama", paired),
+    "llama4_text": Conversion("llama4", halved, llama4_keys),
     "minicpm": Conversion("minicpm", paired, minicpm_keys),
     "mistral": Conversion("llama", paired, windowed),
     "mixtral": Conversion("llama", both(paired, stacked_experts)),
@@ -412,9 +472,20 @@ def llama3_factors(config: Config) -> Array | None:
     return (1 / ((1 - np.clip(smooth, 0, 1)) / rope["factor"] + np.clip(smooth, 0, 1))).astype(np.float32)
 
 
+CHATGLM = {
+    "num_hidden_layers": "num_layers",
+    "intermediate_size": "ffn_hidden_size",
+    "rms_norm_eps": "layernorm_epsilon",
+    "max_position_embeddings": "seq_length",
+    "num_key_value_heads": "multi_query_group_num",
+}
+
+
 def convert(directory: Path, target: Path) -> Path:
     """The checkpoint of a directory as a GGUF file in float32, without its tokenizer."""
     config, weights = read_config(directory), read_weights(directory)
+    if config["model_type"] == "chatglm":
+        config |= {name: config[old] for name, old in CHATGLM.items()} | {"rope_theta": 10000 * config["rope_ratio"]}
     conversion = CONVERSIONS[config["model_type"]]
     writer = gguf.GGUFWriter(target, conversion.architecture)
     common_keys(writer, config)

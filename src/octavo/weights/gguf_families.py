@@ -148,6 +148,7 @@ def adapt_olmo2(keys: ArchitectureKeys, config: Config, names: Names) -> None:
         keys.read.add(SLIDING_PATTERN)
         return
     slide(keys, config, 4)
+    config["rope_local_base_freq"] = keys.number("rope.freq_base_swa", config["rope_theta"])
     config.update(model_type="olmo3", architectures=["Olmo3ForCausalLM"])
 
 
@@ -163,9 +164,13 @@ def adapt_llama(keys: ArchitectureKeys, config: Config, names: Names) -> None:
 
 
 def adapt_baichuan(keys: ArchitectureKeys, config: Config, names: Names) -> None:
-    """Baichuan: Llama, but for the larger model, which has slopes in place of rope and no key that says so."""
+    """Baichuan 7B is Llama; no key tells the others, which have slopes in place of rope or a head made of unit rows."""
     if config["num_hidden_layers"] == 40:
-        raise keys.refuse("block_count", "is 40: Baichuan 13B has ALiBi slopes, which octavo does not run")
+        raise keys.refuse("block_count", "is 40: Baichuan 13B has slopes (ALiBi), take its safetensors")
+    if config["vocab_size"] >= 125696:
+        raise keys.refuse(
+            "vocab_size", f"is {config['vocab_size']}: Baichuan 2 normalises its head, take its safetensors"
+        )
 
 
 def adapt_stablelm(keys: ArchitectureKeys, config: Config, names: Names) -> None:
@@ -273,9 +278,33 @@ def adapt_qwen3_moe(keys: ArchitectureKeys, config: Config, names: Names) -> Non
 
 
 def adapt_gpt_oss(keys: ArchitectureKeys, config: Config, names: Names) -> None:
-    """gpt-oss: windows in every other layer."""
+    """gpt-oss: windows in every other layer, and YaRN's ramp between fractions of dimensions."""
     read_experts(keys, config, "num_local_experts")
     slide(keys, config, 2)
+    if config["rope_scaling"] is not None:
+        config["rope_scaling"]["truncate"] = False
+
+
+def adapt_llama4(keys: ArchitectureKeys, config: Config, names: Names) -> None:
+    """Llama 4: chunks in three layers of four, the fourth without rope; norms of heads but for the largest model."""
+    layers = config["num_hidden_layers"]
+    config["intermediate_size_mlp"] = config["intermediate_size"]
+    read_experts(keys, config, "num_local_experts")
+    config["interleave_moe_layer_step"] = keys.integer("interleave_moe_layer_step", 1)
+    whole = keys.values.get("attention.sliding_window") == 0
+    config.pop("use_sliding_window")
+    if config.pop("sliding_window") is not None:
+        raise keys.refuse("attention.sliding_window", "is not the 0 that stands for attention without chunks")
+    config.update(
+        no_rope_layers=[int(whole or (layer + 1) % 4 != 0) for layer in range(layers)],
+        attention_chunk_size=8192,
+        attn_temperature_tuning=not whole,
+        attn_scale=0.1,
+        floor_scale=8192,
+        use_qk_norm=config["num_local_experts"] != 128,
+    )
+    if whole:
+        config["layer_types"] = ["full_attention"] * layers
 
 
 def adapt_deepseek(keys: ArchitectureKeys, config: Config, names: Names) -> None:
@@ -302,7 +331,8 @@ def adapt_deepseek(keys: ArchitectureKeys, config: Config, names: Names) -> None
     config["norm_topk_prob"] = keys.flag("expert_weights_norm", False)
     groups, top = keys.integer("expert_group_count", 1), keys.integer("expert_group_used_count", 1)
     config.update(n_group=groups, topk_group=top)
-    scoring = keys.integer("expert_gating_func", 1, limit=2)
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in names)
+    scoring = keys.integer("expert_gating_func", 2 if corrected else 1, limit=2)
     if scoring == 2:
         config.update(model_type="deepseek_v3", architectures=["DeepseekV3ForCausalLM"])
         config.update(scoring_func="sigmoid", topk_method="noaux_tc", rope_interleave=True)
@@ -540,6 +570,25 @@ ARCHITECTURES: dict[str, Architecture] = {
     "internlm2": Architecture("llama", "LlamaForCausalLM", PARTS | PAIRED, TOP),
     "llama": Architecture(
         "llama", "LlamaForCausalLM", PARTS | PAIRED, TOP, adapt=adapt_llama, variant=mixtral_of_llama
+    ),
+    "llama4": Architecture(
+        "llama4_text",
+        "Llama4ForCausalLM",
+        {
+            **PARTS,
+            "ffn_gate": "feed_forward.gate_proj",
+            "ffn_up": "feed_forward.up_proj",
+            "ffn_down": "feed_forward.down_proj",
+            "ffn_gate_inp": "feed_forward.router",
+            **stacked("gate", "feed_forward.experts.gate_up_proj"),
+            **stacked("up", "feed_forward.experts.gate_up_proj"),
+            **stacked("down", "feed_forward.experts.down_proj"),
+            "ffn_gate_shexp": "feed_forward.shared_expert.gate_proj",
+            "ffn_up_shexp": "feed_forward.shared_expert.up_proj",
+            "ffn_down_shexp": "feed_forward.shared_expert.down_proj",
+        },
+        TOP,
+        adapt=adapt_llama4,
     ),
     "minicpm": Architecture("minicpm", "MiniCPMForCausalLM", PARTS | PAIRED, TOP, adapt=adapt_minicpm),
     "mistral": Architecture("mistral", "MistralForCausalLM", PARTS, TOP),
