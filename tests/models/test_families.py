@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from octavo.models.reference import reference_logits
-from octavo.models.registry import build_graph
+from octavo.models.registry import build_graph, fit_names
 from octavo.models.rewrites import optimize
 from tests.models.tiny import (
     TINY_MODELS,
+    WITH_VISION,
     TinyModel,
+    as_stored_at_first,
     make_tiny_model,
     random_tokens,
     read_config,
@@ -56,6 +58,7 @@ VARIANTS: dict[str, TinyModel] = {
     "gemma3_text with six layers": TinyModel(
         "gemma3_text", {"head_dim": 16, "sliding_window": 8, "num_hidden_layers": 7}
     ),
+    "gemma3 as it was stored at first": TinyModel("gemma3", WITH_VISION, disguise=as_stored_at_first),
     "gemma2 without caps": TinyModel(
         "gemma2", {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None}
     ),
@@ -138,7 +141,7 @@ def assert_equals_transformers(directory: Path) -> None:
     config, weights = read_config(directory), read_weights(directory)
     tokens = random_tokens(48, config["vocab_size"])
     expected = transformers_logits(directory, tokens)
-    graph = build_graph(config)
+    graph = fit_names(build_graph(config), weights)
     weights |= {name: view.array(weights[view.source]) for name, view in graph.derived.items()}
     for form in (graph, optimize(graph)):
         logits = reference_logits(form, weights.__getitem__, tokens)

@@ -24,7 +24,8 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 YARN_SHARP = {**YARN, "beta_fast": 2.0, "beta_slow": 2.0, "truncate": False}
-SCALINGS = [LINEAR, LLAMA3, YARN, YARN_SHARP]
+LLAMA4 = {**LLAMA3, "factor": 16.0, "high_freq_factor": 1.0}
+SCALINGS = [LINEAR, LLAMA3, LLAMA4, YARN, YARN_SHARP]
 
 
 def rope_of(values: dict[str, Any], max_position: int = 131072, dim: int = 128) -> Rope:
@@ -176,7 +177,7 @@ def test_yarn_takes_its_factor_from_the_two_context_lengths() -> None:
         ({"rope_scaling": {"rope_type": "linear"}}, r"rope_scaling\.factor is missing"),
         ({"rope_scaling": {**LINEAR, "factor": -1}}, r"factor = -1 .* positive"),
         ({"rope_scaling": {**LINEAR, "factor": float("nan")}}, r"factor = nan .* positive"),
-        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}}, r"high_freq_factor = 1.0 .* above low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}}, r"high_freq_factor = 0.5 .* no less than low"),
         ({"rope_scaling": {"rope_type": "factors", "factors": [1.0]}}, r"factors = \[1.0\] .* 64 positive numbers"),
         ({"rope_scaling": {"rope_type": ["yarn"]}}, r"rope_type = \['yarn'\]"),
         ({"rope_scaling": "linear"}, r"rope_scaling = 'linear' .* an object"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -19,7 +21,11 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file as save_tensors
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB_SIZE = 300
@@ -168,6 +174,15 @@ def _fused(tensors: dict[str, torch.Tensor], fused: str, groups: int) -> dict[st
     return stored
 
 
+def as_stored_at_first(
+    config: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """A model with a vision tower by the names transformers gave its tensors before version 4.52."""
+    names = {"model.language_model": "language_model.model", "lm_head": "language_model.lm_head"}
+    parts = {"model.vision_tower": "vision_tower", "model.multi_modal_projector": "multi_modal_projector"}
+    return config, _renamed(tensors, {**names, **parts})
+
+
 _LATENT = {
     "num_key_value_heads": 4,
     "qk_nope_head_dim": 32,
@@ -195,6 +210,43 @@ _LLAMA3_ROPE = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
+}
+
+_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+}
+_VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+WITH_VISION = {
+    "text_config": {**_TEXT, "sliding_window": 8, "sliding_window_pattern": 2},
+    "vision_config": _VISION,
+    "mm_tokens_per_image": 4,
+}
+
+_LLAMA4 = {
+    "intermediate_size": 48,
+    "intermediate_size_mlp": 96,
+    "head_dim": 32,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_layers": [0, 2],
+    "no_rope_layers": [1, 0, 1],
+    "attention_chunk_size": 16,
+    "floor_scale": 16,
+    "attn_scale": 0.3,
 }
 
 # One or two models a family, together covering what back ends must handle: hidden sizes that are not a multiple of 64,
@@ -258,6 +310,7 @@ TINY_MODELS: dict[str, TinyModel] = {
         },
         norm_weights=0.0,
     ),
+    "gemma3": TinyModel("gemma3", WITH_VISION, norm_weights=0.0),
     "gemma3_text": TinyModel(
         "gemma3_text",
         {
@@ -330,21 +383,8 @@ TINY_MODELS: dict[str, TinyModel] = {
     "llama3": TinyModel(
         "llama", {"hidden_size": 128, "tie_word_embeddings": True, "rope_parameters": _LLAMA3_ROPE}, shard_size="100KB"
     ),
-    "llama4_text": TinyModel(
-        "llama4_text",
-        {
-            "intermediate_size": 48,
-            "intermediate_size_mlp": 96,
-            "head_dim": 32,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_layers": [0, 2],
-            "no_rope_layers": [1, 0, 1],
-            "attention_chunk_size": 16,
-            "floor_scale": 16,
-            "attn_scale": 0.3,
-        },
-    ),
+    "llama4": TinyModel("llama4", {"text_config": {**_TEXT, **_LLAMA4}, "vision_config": _VISION}),
+    "llama4_text": TinyModel("llama4_text", _LLAMA4),
     "minicpm": TinyModel(
         "granite",
         {
@@ -381,6 +421,10 @@ TINY_MODELS: dict[str, TinyModel] = {
                 "llama_4_scaling_beta": 0.5,
             },
         },
+    ),
+    "mistral3": TinyModel(
+        "mistral3",
+        {"text_config": {**_TEXT, "model_type": "mistral", "sliding_window": None}, "vision_config": _VISION},
     ),
     "mistral": TinyModel("mistral", {"hidden_size": 96, "head_dim": 32, "sliding_window": 8}),
     "mixtral": TinyModel("mixtral", {"intermediate_size": 96, "num_local_experts": 5}),
@@ -437,7 +481,7 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
     """Write the checkpoint and its tokenizer into `directory`; the same recipe always gives the same numbers."""
     config = recipe.config()
     generator = torch.Generator().manual_seed(zlib.crc32(repr(recipe).encode()))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = _auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
@@ -452,7 +496,8 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     original = directory if recipe.disguise is None else directory / _ORIGINAL
-    model.to(dtype).save_pretrained(original, max_shard_size=recipe.shard_size)
+    with _complex_buffers():
+        model.to(dtype).save_pretrained(original, max_shard_size=recipe.shard_size)
     if recipe.disguise is not None:
         if recipe.alibi:
             (original / _ALIBI).touch()
@@ -461,6 +506,19 @@ def make_tiny_model(recipe: TinyModel, directory: Path, *, dtype: torch.dtype = 
         (directory / "config.json").write_text(json.dumps(stored))
     write_tokenizer(directory)
     return directory
+
+
+def _auto_class(config: Any) -> Any:
+    """What makes the model of a configuration, with its vision tower if it has one."""
+    return AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+
+
+@contextmanager
+def _complex_buffers() -> Iterator[None]:
+    """Where torch may say that it makes the rotations of Llama 4's vision model real."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Casting complex values to real")
+        yield
 
 
 def write_tokenizer(directory: Path) -> None:
@@ -494,7 +552,11 @@ def transformers_logits(directory: Path, token_ids: list[int]) -> NDArray[np.flo
     directory = original if original.is_dir() else directory
     # Its eager Falcon adds the slopes of ALiBi twice: to the mask, and to the scores.
     kernels = "sdpa" if read_config(directory).get("alibi") else "eager"
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, attn_implementation=kernels)
+    kind = _auto_class(AutoConfig.from_pretrained(directory))
+    with _complex_buffers():
+        model = kind.from_pretrained(directory, dtype=torch.float32, attn_implementation=kernels)
+    if model.config.model_type == "llama4":  # whose whole fails on the answer of its part
+        model = model.language_model
     bias = _alibi_bias(model.config.num_attention_heads, len(token_ids)) if (directory / _ALIBI).exists() else None
     with torch.inference_mode():
         return model(torch.tensor([token_ids]), attention_mask=bias).logits[0].numpy()

@@ -292,8 +292,8 @@ def _read_kind(
         return _read_longrope(scaling, theta, dim, original, max_position)
     if kind == "llama3":
         low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-        if not low < high:
-            raise scaling.refusal("high_freq_factor", f"above low_freq_factor = {low}")
+        if not low <= high:
+            raise scaling.refusal("high_freq_factor", f"no less than low_freq_factor = {low}")
         return Rope(
             "llama3",
             theta,

@@ -57,6 +57,8 @@ class Rope:
         longest = np.float32(self.original_max_position / self.low_freq_factor)
         shortest = np.float32(self.original_max_position / self.high_freq_factor)
         scaled = plain / np.float32(self.factor)
+        if self.high_freq_factor == self.low_freq_factor:  # Llama 4: nothing lies between
+            return np.where(wavelengths > longest, scaled, plain).astype(np.float32)
         smooth = (np.float32(self.original_max_position) / wavelengths - np.float32(self.low_freq_factor)) / np.float32(
             self.high_freq_factor - self.low_freq_factor
         )

@@ -14,7 +14,7 @@ from octavo.models.derived import derived_source
 from octavo.models.graph import Graph
 from octavo.models.mixture import MoeExperts
 from octavo.models.reference import reference_logits
-from octavo.models.registry import build_graph
+from octavo.models.registry import build_graph, fit_names
 from octavo.models.rewrites import optimize
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.backends.cpu.emulation import emulated_logits, relative_error
@@ -43,7 +43,8 @@ def load(directory: Path, quantization: str | None, kv: str = "auto", **options:
 
 @cache
 def graph_of(directory: Path) -> Graph:
-    return optimize(build_graph(opened(directory).config))
+    checkpoint = opened(directory)
+    return fit_names(optimize(build_graph(checkpoint.config)), checkpoint.names())
 
 
 def is_mixture(directory: Path) -> bool:
