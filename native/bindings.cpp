@@ -59,10 +59,17 @@ void bind_weights(nb::module_& m) {
         }, "All of it, to be read.")
         .def_prop_ro("size", &Region::size)
         .def_prop_ro("used", &Region::used);
-    nb::enum_<Form>(m, "Form").value("F32", Form::F32).value("BF16", Form::BF16).value("W8", Form::W8).value("W4", Form::W4);
+    nb::enum_<Form>(m, "Form").value("F32", Form::F32).value("BF16", Form::BF16).value("W8", Form::W8).value("W4", Form::W4)
+        .value("Lut4", Form::Lut4).value("Lut4F", Form::Lut4F).value("E4M3", Form::E4M3).value("E5M2", Form::E5M2);
     nb::class_<PackedWeight>(m, "PackedWeight", "A weight matrix in panels of 16 columns.")
-        .def(nb::init<std::shared_ptr<Region>, Form, int64_t, int64_t, int64_t, int, bool, bool, int>(), "region"_a, "form"_a, "columns"_a,
-             "k"_a, "group"_a = 0, "zero"_a = 0, "minimum"_a = false, "scale_f16"_a = false, "rotation"_a = 0)
+        .def("__init__",
+             [](PackedWeight* w, std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero, bool minimum,
+                bool scale_f16, int rotation, std::optional<Vector<float>> table) {
+                 if (table && table->shape(0) != 16) throw std::invalid_argument("a table has 16 numbers, not " + std::to_string(table->shape(0)));
+                 new (w) PackedWeight(std::move(region), form, columns, k, group, zero, minimum, scale_f16, rotation,
+                                      table ? table->data() : nullptr);
+             }, "region"_a, "form"_a, "columns"_a, "k"_a, "group"_a = 0, "zero"_a = 0, "minimum"_a = false, "scale_f16"_a = false,
+             "rotation"_a = 0, "table"_a = nb::none())
         .def_static("bytes_needed", &PackedWeight::bytes_needed, "form"_a, "columns"_a, "k"_a, "group"_a = 0, "minimum"_a = false,
                     "scale_f16"_a = false)
         .def("pack_f32",
@@ -88,6 +95,15 @@ void bind_weights(nb::module_& m) {
                  nb::gil_scoped_release release;
                  w.pack_affine(target.data(), (int64_t)rows, codes.data(), scales.data(), minimums ? minimums->data() : nullptr);
              }, "target"_a, "codes"_a, "scales"_a, "minimums"_a = nb::none())
+        .def("pack_codes",
+             [](PackedWeight& w, Vector<int32_t> target, Matrix<uint8_t> codes, Matrix<float> scales) {
+                 const size_t rows = target.shape(0);
+                 if (w.view().group == 0) throw std::invalid_argument("pack_codes fills weights whose codes are those of a table");
+                 require_shape(codes, rows, (size_t)w.view().k, "codes");
+                 require_shape(scales, rows, (size_t)ceil_div(w.view().k, w.view().group), "scales");
+                 nb::gil_scoped_release release;
+                 w.pack_codes(target.data(), (int64_t)rows, codes.data(), scales.data());
+             }, "target"_a, "codes"_a, "scales"_a)
         .def("column",
              [](const PackedWeight& w, int64_t index) {
                  auto* values = new float[(size_t)w.view().k];
@@ -140,9 +156,13 @@ void bind_plan(nb::module_& m) {
         .def("add_embed", &Plan::add_embed, "name"_a, "weight"_a, "out"_a, "scale"_a = 1.0f, "positions"_a = false, "offset"_a = 0)
         .def("add_norm",
              [](Plan& p, std::string name, const Activation& x, int64_t width, std::optional<Vector<float>> weight,
-                std::optional<Vector<float>> bias, float eps, bool layer, const Activation& out, bool gather) {
-                 p.add_norm(std::move(name), x, width, floats(weight), floats(bias), eps, layer, out, gather);
-             }, "name"_a, "x"_a, "width"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "layer"_a, "out"_a, "gather"_a = false)
+                std::optional<Vector<float>> bias, float eps, bool layer, const Activation& out, bool gather,
+                std::optional<Vector<int32_t>> order) {
+                 std::vector<int32_t> places;
+                 if (order) places.assign(order->data(), order->data() + order->shape(0));
+                 p.add_norm(std::move(name), x, width, floats(weight), floats(bias), eps, layer, out, gather, places);
+             }, "name"_a, "x"_a, "width"_a, "weight"_a.none(), "bias"_a.none(), "eps"_a, "layer"_a, "out"_a, "gather"_a = false,
+             "order"_a = nb::none())
         .def("add_linear",
              [](Plan& p, std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, std::optional<Vector<float>> bias,
                 Epilogue epilogue, const Activation& out, int64_t out_columns) {

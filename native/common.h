@@ -21,13 +21,23 @@ constexpr int kChunk = 64;
 constexpr int kSpan = 512;
 constexpr int kMaxHeadDim = 576;  // of a latent of 512 and 64 rotated dimensions (DeepSeek)
 
-enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3 };
+// Lut4: 4-bit codes into 16 integers; Lut4F: into 16 floats; E4M3, E5M2: 8-bit floats.
+enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3, Lut4 = 4, Lut4F = 5, E4M3 = 6, E5M2 = 7 };
 enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
 // ClampedSiluMul (gpt-oss): gate is at most `limit`, up within +-limit, and the output (up + 1) * gate * sigmoid(alpha * gate).
 enum class Epilogue : int {
     Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7, Relu = 8,
     Relu2 = 9, ClampedSiluMul = 10
 };
+
+constexpr bool is_float8(Form f) { return f == Form::E4M3 || f == Form::E5M2; }
+constexpr bool is_lut4(Form f) { return f == Form::Lut4 || f == Form::Lut4F; }
+// Whether codes and scales are packed for it, without minimums.
+constexpr bool is_table(Form f) { return is_lut4(f) || is_float8(f); }
+// The activations a form is multiplied with.
+constexpr Act activations_of(Form f) {
+    return f == Form::F32 ? Act::F32 : f == Form::BF16 || f == Form::Lut4F || is_float8(f) ? Act::BF16 : Act::I8;
+}
 
 // Whether packed columns are pairs, of which an output column is made.
 constexpr bool halves_columns(Epilogue e) {
@@ -37,7 +47,8 @@ constexpr bool halves_columns(Epilogue e) {
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A packed weight as kernels see it. w[column][k] = scale * (code - zero) + minimum for W8 and W4.
+// A packed weight as kernels see it. w[column][k] = scale * (code - zero) + minimum for W8 and W4, scale * table[code] for Lut4 and
+// Lut4F, scale * the 8-bit float for E4M3 and E5M2.
 struct WeightView {
     Form form = Form::F32;
     int64_t columns = 0;         // packed columns, a multiple of kColumnTile
@@ -45,12 +56,14 @@ struct WeightView {
     int64_t k_padded = 0;        // multiple of kKPad
     const uint8_t* data = nullptr;
     int64_t panel_bytes = 0;     // bytes from one panel of 16 columns to the next
-    int group = 0;               // k per scale (W8, W4)
+    int group = 0;               // k per scale (all forms with codes)
     int zero = 0;
     bool scale_f16 = false;
     const void* scales = nullptr;    // [columns/16][groups][16], f16 or f32
     const void* minimums = nullptr;  // the same shape, or null
     int64_t groups = 0;
+    alignas(16) float table[16] = {};        // Lut4, Lut4F
+    alignas(16) uint8_t table_bytes[16] = {};  // Lut4: the integers plus 128
     int rotation = 0;                // k is rotated in blocks of this many (Hadamard), activations alike; 0: not
 };
 
@@ -100,6 +113,7 @@ struct NormArgs {
     int64_t width = 0;
     const float* weight = nullptr;    // null: no normalisation, only conversion
     const float* bias = nullptr;      // layer norm only, may be null
+    const int32_t* order = nullptr;   // conversion only: element i of the output is element order[i] of the row; or null
     float eps = 0.0f;
     bool layer = false;
     ActView out;

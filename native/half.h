@@ -28,6 +28,13 @@ inline float float_from_f16(uint16_t h) {
     return bits_float(sign | float_bits(bits_float(magnitude << 13) * 0x1p112f));
 }
 
+// An 8-bit float, e5m2 or e4m3 without infinities, both by way of f16: e5m2 is its upper byte, e4m3 has the exponent 8 lower.
+inline float float_from_f8(bool e5m2, uint8_t b) {
+    if (e5m2) return float_from_f16((uint16_t)(b << 8));
+    if ((b & 0x7f) == 0x7f) return bits_float(0x7fc00000u | (uint32_t)(b & 0x80) << 24);
+    return float_from_f16((uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
+}
+
 inline uint16_t f16_from_float(float x) {
     const uint32_t u = float_bits(x);
     const uint32_t sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;

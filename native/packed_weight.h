@@ -10,9 +10,10 @@ namespace octavo {
 class PackedWeight {
   public:
     // columns: real packed columns (output features); group 0 means one scale per column. rotation says that the
-    // codes are those of the rotated matrix (blocks of so many along k times a Hadamard matrix; 0: they are not). Throws std::invalid_argument.
+    // codes are those of the rotated matrix (blocks of so many along k times a Hadamard matrix; 0: they are not). table: 16 numbers,
+    // for Lut4 and Lut4F only. Throws std::invalid_argument.
     PackedWeight(std::shared_ptr<Region> region, Form form, int64_t columns, int64_t k, int64_t group, int zero, bool minimum,
-                 bool scale_f16, int rotation);
+                 bool scale_f16, int rotation, const float* table = nullptr);
 
     static size_t bytes_needed(Form form, int64_t columns, int64_t k, int64_t group, bool minimum, bool scale_f16);
 
@@ -22,6 +23,9 @@ class PackedWeight {
     // codes [rows][k], scales and minimums [rows][groups], f32 or the bits of f16 (no minimums: null).
     template <class Scale>
     void pack_affine(const int32_t* target, int64_t rows, const uint8_t* codes, const Scale* scales, const Scale* minimums);
+
+    // codes [rows][k] of a table, one a byte also when they have 4 bits; scales [rows][groups].
+    void pack_codes(const int32_t* target, int64_t rows, const uint8_t* codes, const float* scales);
 
     // One column as f32, for tests and inspection.
     void column(int64_t index, float* out) const;

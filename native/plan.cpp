@@ -111,13 +111,17 @@ void Plan::add_embed(std::string name, std::shared_ptr<PackedWeight> weight, con
 }
 
 void Plan::add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
-                    const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather) {
+                    const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather,
+                    const std::vector<int32_t>& order) {
     const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
     require(x.form == Act::F32 && width >= 1 && width <= x.width, "a norm reads f32");
     require(weight.empty() || (int64_t)weight.size() == width, "norm weight width");
     require(bias.empty() || (int64_t)bias.size() == width, "norm bias width");
     require(out.width >= width && out.width % kKPad == 0, "a norm writes rows padded to 32");
     require(!gather || in_head_, "only the head gathers rows");
+    require(order.empty() || (weight.empty() && (int64_t)order.size() == width), "only a conversion reorders a row, all of it");
+    for (const int32_t place : order)
+        require(place >= 0 && place < width, "element " + std::to_string(place) + " of an order is outside the row");
     const ActView from = view(x, gather ? limits_.max_tokens : rows), to = view(out, rows);
     auto& op = add(Kind::Norm, std::move(name));
     op.norm.x = (const float*)from.data;
@@ -129,14 +133,18 @@ void Plan::add_norm(std::string name, const Activation& x, int64_t width, const 
     op.norm.eps = eps;
     op.norm.layer = layer;
     op.norm.out = to;
+    if (!order.empty()) {
+        orders_.push_back(std::make_unique<int32_t[]>(order.size()));
+        std::copy(order.begin(), order.end(), orders_.back().get());
+        op.norm.order = orders_.back().get();
+    }
 }
 
 void Plan::add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
                       Epilogue epilogue, const Activation& out, int64_t out_columns) {
     const int64_t rows = in_head_ ? limits_.head_rows : limits_.max_tokens;
     const WeightView& w = weight->view();
-    const Act wanted = w.form == Form::F32 ? Act::F32 : w.form == Form::BF16 ? Act::BF16 : Act::I8;
-    require(in.form == wanted, name + ": activations do not have the form that the weight needs");
+    require(in.form == activations_of(w.form), name + ": activations do not have the form that the weight needs");
     require(in.width == w.k_padded, name + ": activations are " + std::to_string(in.width) + " wide, the weight's padded k is " + std::to_string(w.k_padded));
     require(in.form != Act::I8 || w.group % in.group == 0, name + ": the weight group is no multiple of the activation group");
     require(in.rotation == w.rotation, name + ": weight and activations are not rotated alike");

@@ -54,7 +54,8 @@ class Plan {
     void add_embed(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& out, float scale, bool positions = false,
                    int64_t offset = 0);
     void add_norm(std::string name, const Activation& x, int64_t width, const std::vector<float>& weight,
-                  const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather);
+                  const std::vector<float>& bias, float eps, bool layer, const Activation& out, bool gather,
+                  const std::vector<int32_t>& order = {});
     void add_linear(std::string name, std::shared_ptr<PackedWeight> weight, const Activation& in, const std::vector<float>& bias,
                     Epilogue epilogue, const Activation& out, int64_t out_columns);
     // Cosines and sines [positions][rope_dim / 2] that any number of layers can use; gives the number to use them by.
@@ -178,6 +179,7 @@ class Plan {
     std::vector<Operation> body_, head_;
     bool in_head_ = false;
     std::vector<std::unique_ptr<float[]>> constants_;
+    std::vector<std::unique_ptr<int32_t[]>> orders_;
     struct RopeTables {
         const float *cos, *sin;
         int64_t values;

@@ -67,7 +67,7 @@ void Plan::add_experts(std::string name, const Activation& route, int top_k, con
     auto fits = [&](const Weights& weights, const Activation& in, const std::vector<float>& bias) {
         const WeightView& w = weights[0]->view();
         for (const auto& other : weights) require(alike(w, other->view()), name + ": experts have weights of one form and shape");
-        require(in.form == (w.form == Form::F32 ? Act::F32 : w.form == Form::BF16 ? Act::BF16 : Act::I8), name + ": activations do not have the form that the weights need");
+        require(in.form == activations_of(w.form), name + ": activations do not have the form that the weights need");
         require(in.width == w.k_padded && in.rotation == w.rotation, name + ": activations are not as wide as the weights, or not rotated alike");
         require(in.form != Act::I8 || w.group % in.group == 0, name + ": the weight group is no multiple of the activation group");
         require(in.form != Act::I8 || in.group <= 32 || (w.form == Form::W8 && !w.minimums), name + ": wide groups are of w8 without minimums");

@@ -152,6 +152,16 @@ OCTAVO_INLINE vf dot2_bf16(vf acc, vu w, vu a) {
 #endif
 }
 
+// The same of weights that are f32 but exact in bf16, even and odd ones apart.
+OCTAVO_INLINE vf dot2_floats(vf acc, vf even, vf odd, vu a) {
+#if defined(__AVX512BF16__)
+    return dot2_bf16(acc, ((vu)even >> 16) | ((vu)odd & 0xffff0000u), a);
+#else
+    acc = fma(even, bf16_even(a), acc);
+    return fma(odd, bf16_odd(a), acc);
+#endif
+}
+
 // Round to nearest even; a NaN stays a (quiet) NaN.
 OCTAVO_INLINE vu bf16_bits(vf x) {
     vu u = (vu)x;
@@ -232,6 +242,87 @@ OCTAVO_INLINE vf load_f16(const void* p) {
 OCTAVO_INLINE float f16_value(uint16_t h) {
     uint16_t t[L] = {h};
     return load_f16(t)[0];
+}
+
+// L 8-bit floats to f32: e5m2 as they are, e4m3 times 2^-8. Both are moved into f16, whose subnormal numbers cost nothing.
+template <bool E5M2>
+OCTAVO_INLINE vf load_f8(const void* p) {
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+    __m256i h = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
+    if (!E5M2) h = _mm256_and_si256(_mm256_srai_epi16(h, 1), _mm256_set1_epi16((short)0xbf80));
+    return (vf)_mm512_maskz_cvtph_ps((__mmask16)-1, h);
+#elif defined(__AVX2__) && defined(__F16C__)
+    __m128i h = _mm_slli_epi16(_mm_cvtepu8_epi16(_mm_loadl_epi64((const __m128i*)p)), 8);
+    if (!E5M2) h = _mm_and_si128(_mm_srai_epi16(h, 1), _mm_set1_epi16((short)0xbf80));
+    return (vf)_mm256_cvtph_ps(h);
+#else
+    typedef uint8_t vb __attribute__((vector_size(L)));
+    typedef int16_t vh __attribute__((vector_size(VB / 2)));
+    vh h = __builtin_convertvector(load<vb>(p), vh) << 8;
+    if (!E5M2) h = (h >> 1) & (int16_t)0xbf80;
+    return load_f16(&h);
+#endif
+}
+
+// Each byte of `index`, from 0 to 15, becomes that byte of a table of 16.
+struct ByteTable {
+#if defined(__AVX512BW__) || defined(__AVX2__) || defined(__aarch64__)
+    vu entries;
+    explicit OCTAVO_INLINE ByteTable(const uint8_t* table) {
+        for (int i = 0; i < VB / 16; ++i) __builtin_memcpy((uint8_t*)&entries + 16 * i, table, 16);
+    }
+#else
+    const uint8_t* entries;
+    explicit OCTAVO_INLINE ByteTable(const uint8_t* table) : entries(table) {}
+#endif
+    OCTAVO_INLINE vu at(vu index) const {
+#if defined(__AVX512BW__)
+        return (vu)_mm512_shuffle_epi8((__m512i)entries, (__m512i)index);
+#elif defined(__AVX2__)
+        return (vu)_mm256_shuffle_epi8((__m256i)entries, (__m256i)index);
+#elif defined(__aarch64__)
+        return (vu)vqtbl1q_u8((uint8x16_t)entries, (uint8x16_t)index);
+#else
+        uint8_t bytes[VB];
+        store(bytes, index);
+        for (int i = 0; i < VB; ++i) bytes[i] = entries[bytes[i]];
+        return load<vu>(bytes);
+#endif
+    }
+};
+
+// The number of a table of 16 that the low four bits of each lane say.
+struct FloatTable {
+#if defined(__AVX512F__)
+    vf entries;
+    explicit OCTAVO_INLINE FloatTable(const float* table) : entries(load<vf>(table)) {}
+    OCTAVO_INLINE vf at(vu index) const { return (vf)_mm512_maskz_permutexvar_ps((__mmask16)-1, (__m512i)index, (__m512)entries); }
+#elif defined(__AVX2__)
+    vf low, high;
+    explicit OCTAVO_INLINE FloatTable(const float* table) : low(load<vf>(table)), high(load<vf>(table + 8)) {}
+    OCTAVO_INLINE vf at(vu index) const {
+        const __m256 a = _mm256_permutevar8x32_ps((__m256)low, (__m256i)index), b = _mm256_permutevar8x32_ps((__m256)high, (__m256i)index);
+        return (vf)_mm256_blendv_ps(a, b, (__m256)(index << 28));
+    }
+#elif defined(__aarch64__)
+    uint8x16x4_t entries;
+    explicit OCTAVO_INLINE FloatTable(const float* table) { __builtin_memcpy(&entries, table, 64); }
+    OCTAVO_INLINE vf at(vu index) const {
+        return (vf)vqtbl4q_u8(entries, (uint8x16_t)((index & 15u) * 0x04040404u + 0x03020100u));
+    }
+#else
+    const float* entries;
+    explicit OCTAVO_INLINE FloatTable(const float* table) : entries(table) {}
+    OCTAVO_INLINE vf at(vu index) const {
+        vf found;
+        for (int i = 0; i < L; ++i) found[i] = entries[index[i] & 15u];
+        return found;
+    }
+#endif
+};
+
+OCTAVO_INLINE float f8_value(bool e5m2, uint8_t b) {
+    return e5m2 ? f16_value((uint16_t)(b << 8)) : f16_value((uint16_t)((b & 0x80) << 8 | (b & 0x7f) << 7)) * 256.0f;
 }
 
 // x * H / sqrt(Size), H the Hadamard matrix of a power of two in natural order, which is its own inverse: butterflies over lane

@@ -57,6 +57,9 @@ void gemm_f32(const LinearArgs& args, int64_t row, int rows, int64_t column, int
 void gemm_bf16(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 void gemm_w8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 void gemm_w4(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
+void gemm_lut4(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
+void gemm_lut4f(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
+void gemm_f8(const LinearArgs& args, int64_t row, int rows, int64_t column, int columns, float* tile, Ahead& ahead);
 
 // Four bytes of k of every lane, multiplied with the same four bytes of a row of activations.
 struct DotBf16 {

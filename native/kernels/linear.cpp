@@ -75,6 +75,9 @@ void gemm(const LinearArgs& args, int64_t row, int rows, int64_t column, int col
         case Form::BF16: gemm_bf16(args, row, rows, column, columns, tile, ahead); break;
         case Form::W8: gemm_w8(args, row, rows, column, columns, tile, ahead); break;
         case Form::W4: gemm_w4(args, row, rows, column, columns, tile, ahead); break;
+        case Form::Lut4: gemm_lut4(args, row, rows, column, columns, tile, ahead); break;
+        case Form::Lut4F: gemm_lut4f(args, row, rows, column, columns, tile, ahead); break;
+        case Form::E4M3: case Form::E5M2: gemm_f8(args, row, rows, column, columns, tile, ahead); break;
     }
 }
 

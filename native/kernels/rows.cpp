@@ -241,6 +241,20 @@ void embed_row(const EmbedArgs& args, int64_t row) {
                 out[k] = bf16_value(b);
             }
             break;
+        case Form::E4M3:
+        case Form::E5M2: {
+            const uint8_t* codes = w.data + column / kPanel * w.panel_bytes + column % kPanel;
+            for (int64_t k = 0; k < w.k; ++k)
+                out[k] = group_value(w, w.scales, column, k / w.group) * f8_value(w.form == Form::E5M2, codes[k * kPanel]);
+            break;
+        }
+        case Form::Lut4:
+        case Form::Lut4F:
+            for (int64_t k = 0; k < w.k; ++k) {
+                const uint8_t both = panel[k / 8 * kPanelRowBytes + k % 4];
+                out[k] = group_value(w, w.scales, column, k / w.group) * w.table[k % 8 < 4 ? both & 15 : both >> 4];
+            }
+            break;
         case Form::W8:
         case Form::W4:
             for (int64_t g = 0; g < w.groups; ++g) {
@@ -295,7 +309,7 @@ void norm_row(const NormArgs& args, int64_t row) {
     for (int64_t c = 0; c < args.out.width; c += step) {
         const int room = (int)(args.out.width - c < step ? args.out.width - c : step);
         const int count = (int)(width - c < 0 ? 0 : width - c < room ? width - c : room);
-        if (!args.weight && count == room) {
+        if (!args.weight && !args.order && count == room) {
             store_activations(args.out, row, 1, c, room, x + c, 0);
             continue;
         }
@@ -313,7 +327,7 @@ void norm_row(const NormArgs& args, int64_t row) {
                 float y = (x[c + i] - mean) * r * args.weight[c + i];
                 piece[i] = args.bias ? y + args.bias[c + i] : y;
             } else {
-                piece[i] = x[c + i];
+                piece[i] = x[args.order ? args.order[c + i] : c + i];
             }
         }
         store_activations(args.out, row, 1, c, room, piece, 0);

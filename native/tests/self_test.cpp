@@ -100,13 +100,21 @@ constexpr WeightCase kWeights[] = {
     {"w8 wide 192", Form::W8, 192, 128, false, true, 64, 192},
     {"w8 wide not rotated", Form::W8, 192, 117, false, false, 0, 64},
     {"w4 per column", Form::W4, 0, 8, false, false},
+    {"lut4 group 32", Form::Lut4, 32, 0, false, true},
+    {"lut4 group 16", Form::Lut4, 16, 0, false, false, 0, 16},
+    {"lut4 floats", Form::Lut4F, 64, 0, false, false},
+    {"e4m3 group 64", Form::E4M3, 64, 0, false, true},
+    {"e5m2 per column", Form::E5M2, 0, 0, false, false},
 };
 
 constexpr int kColumns = 70, kK = 192, kRows = 130;
 
 std::shared_ptr<PackedWeight> make_weight(const WeightCase& c) {
     auto region = std::make_shared<Region>(PackedWeight::bytes_needed(c.form, kColumns, kK, c.group, c.minimum, c.scale_f16));
-    auto weight = std::make_shared<PackedWeight>(region, c.form, kColumns, kK, c.group, c.zero, c.minimum, c.scale_f16, c.rotation);
+    float table[16];
+    for (int i = 0; i < 16; ++i) table[i] = c.form == Form::Lut4 ? (float)(16 * i - 120) : 0.1f * (float)(i - 7);
+    auto weight = std::make_shared<PackedWeight>(region, c.form, kColumns, kK, c.group, c.zero, c.minimum, c.scale_f16, c.rotation,
+                                                 is_lut4(c.form) ? table : nullptr);
     std::vector<int32_t> target(kColumns);
     std::iota(target.begin(), target.end(), 0);
     Numbers numbers{1};
@@ -116,11 +124,16 @@ std::shared_ptr<PackedWeight> make_weight(const WeightCase& c) {
         return weight;
     }
     std::vector<uint8_t> codes(values.size());
-    const float largest = c.form == Form::W8 ? 255.0f : 15.0f;
+    // Of 8-bit floats up to 119: both formats have numbers of a moderate size there.
+    const float largest = c.form == Form::W8 ? 255.0f : is_float8(c.form) ? 119.0f : 15.0f;
     for (size_t i = 0; i < codes.size(); ++i) codes[i] = (uint8_t)std::lround((values[i] + 1.0f) / 2.0f * largest);
     const int64_t groups = ceil_div(kK, c.group ? c.group : kK);
     auto scales = numbers.many(kColumns * groups), minimums = numbers.many(kColumns * groups);
     for (float& s : scales) s = (s + 2.0f) / largest;
+    if (is_table(c.form)) {
+        weight->pack_codes(target.data(), kColumns, codes.data(), scales.data());
+        return weight;
+    }
     weight->pack_affine(target.data(), kColumns, codes.data(), scales.data(), c.minimum ? minimums.data() : nullptr);
     return weight;
 }
@@ -130,7 +143,7 @@ void test_linear(const std::string& level, const WeightCase& c) {
     const std::string name = level + " linear " + c.name;
     const auto weight = make_weight(c);
     const auto input = Numbers{2}.many(kRows * kK);
-    const Act form = c.form == Form::F32 ? Act::F32 : c.form == Form::BF16 ? Act::BF16 : Act::I8;
+    const Act form = activations_of(c.form);
     std::vector<float> columns((size_t)kColumns * kK), expected;
     for (int n = 0; n < kColumns; ++n) weight->column(n, columns.data() + (size_t)n * kK);
     for (int threads : {1, 2, 3}) {

@@ -36,6 +36,14 @@ class Form(enum.Enum):
 
     W4 = 3
 
+    Lut4 = 4
+
+    Lut4F = 5
+
+    E4M3 = 6
+
+    E5M2 = 7
+
 class PackedWeight:
     """A weight matrix in panels of 16 columns."""
 
@@ -50,6 +58,7 @@ class PackedWeight:
         minimum: bool = False,
         scale_f16: bool = False,
         rotation: int = 0,
+        table: NDArray[numpy.float32] | None = None,
     ) -> None: ...
     @staticmethod
     def bytes_needed(
@@ -63,6 +72,9 @@ class PackedWeight:
         codes: NDArray[numpy.uint8],
         scales: NDArray[numpy.float32],
         minimums: NDArray[numpy.float32] | None = None,
+    ) -> None: ...
+    def pack_codes(
+        self, target: NDArray[numpy.int32], codes: NDArray[numpy.uint8], scales: NDArray[numpy.float32]
     ) -> None: ...
     def column(self, index: int) -> NDArray[numpy.float32]: ...
     @property
@@ -289,6 +301,7 @@ class Plan:
         layer: bool,
         out: Activation,
         gather: bool = False,
+        order: NDArray[numpy.int32] | None = None,
     ) -> None: ...
     def add_linear(
         self,

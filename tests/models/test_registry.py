@@ -92,7 +92,7 @@ def test_checkpoint_saved_by_transformers_fits_its_graph(name: str, tiny_models:
         ({"layer_types": ["full_attention"] * 2}, "layer_types = "),
         ({"num_local_experts": 8}, "num_local_experts = 8"),
         ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method = 'awq'"),
+        ({"quantization_config": {"quant_method": "exl2"}}, "quantization_config.quant_method = 'exl2'"),
         ({"embedding_multiplier": True}, "embedding_multiplier = True .* must be 1.0"),
         ({"rope_interleaved": True}, "rope_interleaved = True"),
         (
@@ -298,7 +298,8 @@ def test_missing_unknown_and_misshapen_tensors_are_all_named() -> None:
     graph = build_graph(LLAMA)
     tensors = zeros_for(graph)
     del tensors["model.layers.0.mlp.up_proj.weight"]
-    tensors["model.layers.1.self_attn.q_proj.bias"] = np.zeros(64, np.float32)
+    tensors["model.layers.1.self_attn.q_proj.bias"] = np.ones(64, np.float32)
+    tensors["model.layers.1.self_attn.k_proj.bias"] = np.zeros(32, np.float32)  # adds nothing, as AutoGPTQ stores it
     tensors["model.norm.weight"] = np.zeros(65, np.float32)
     with pytest.raises(ModelError) as error:
         check_weights(graph, MemoryCheckpoint(tensors))

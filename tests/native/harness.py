@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._native import Act, Activation, Epilogue, Form, PackedWeight, Plan, Region, available_levels
+from octavo.weights.float8 import float8_table
 
 Array = NDArray[Any]
 
@@ -217,14 +218,40 @@ class Shape:
     scale_f16: bool = False
     rotation: int = 0
     act_group: int = 32
+    table: tuple[float, ...] = ()
 
     @property
     def affine(self) -> bool:
         return self.form in (Form.W8, Form.W4)
 
     @property
+    def integer(self) -> bool:
+        """Whether it is multiplied with int8 activations."""
+        return self.affine or self.form == Form.Lut4
+
+    @property
+    def coded(self) -> bool:
+        """Whether codes stand for the numbers of a table."""
+        return self.form in (Form.Lut4, Form.Lut4F, Form.E4M3, Form.E5M2)
+
+    @property
     def act(self) -> Act:
-        return {Form.F32: Act.F32, Form.BF16: Act.BF16}.get(self.form, Act.I8)
+        if self.form == Form.F32:
+            return Act.F32
+        return Act.I8 if self.integer else Act.BF16
+
+    @property
+    def numbers(self) -> Array:
+        """What the codes of a table stand for."""
+        if self.table:
+            return np.asarray(self.table, np.float32)
+        return np.asarray(float8_table("e4m3" if self.form == Form.E4M3 else "e5m2"), np.float32)
+
+    def packed(self, region: Region, columns: int, k: int) -> PackedWeight:
+        """An empty weight of this form."""
+        table = np.asarray(self.table, np.float32) if self.table else None
+        options = (self.group, self.zero, self.minimum, self.scale_f16, self.rotation, table)
+        return PackedWeight(region, self.form, columns, k, *options)
 
     def fitting(self, k: int) -> int:
         """The next k that is whole rotated blocks, and whole groups of activations where they are wide."""
@@ -234,12 +261,17 @@ class Shape:
         return bench.slot(self.act, pad(k), group=self.act_group, rotation=self.rotation, rows=rows)
 
     def __str__(self) -> str:
-        if not self.affine:
+        if not self.affine and not self.coded:
             return self.form.name.lower()
         marks = ["min"] * self.minimum + ["f16"] * self.scale_f16 + [f"rotated{self.rotation}"] * bool(self.rotation)
         acts = [f"a{self.act_group}"] if self.act_group != 32 else []
         return "-".join([self.form.name.lower(), f"g{self.group}", f"z{self.zero}", *marks, *acts])
 
+
+# Tables: twice the values of e2m1, integers from end to end, and numbers that no bf16 is.
+E2M1 = (0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0)
+UNEVEN = (-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 127.0)
+NF4 = tuple(float(value) for value in np.float32(np.tanh(np.linspace(-1.7, 1.8, 16))))
 
 FORMS = [
     Shape(Form.F32),
@@ -258,6 +290,14 @@ FORMS = [
     Shape(Form.W4, 128, 3, minimum=True, scale_f16=True),
     Shape(Form.W4, 0, 8),
     Shape(Form.W4, 0, 0, minimum=True, scale_f16=True),
+    Shape(Form.Lut4, 32, table=E2M1, scale_f16=True),
+    Shape(Form.Lut4, 16, table=UNEVEN, act_group=16),
+    Shape(Form.Lut4, 0, table=UNEVEN),
+    Shape(Form.Lut4F, 64, table=NF4),
+    Shape(Form.Lut4F, 16, table=NF4, scale_f16=True),
+    Shape(Form.E4M3, 128),
+    Shape(Form.E4M3, 0, scale_f16=True),
+    Shape(Form.E5M2, 32),
     Shape(Form.W8, 64, 128, scale_f16=True, rotation=64, act_group=64),
     Shape(Form.W8, 192, 128, scale_f16=True, rotation=64, act_group=192),
     Shape(Form.W8, 256, 117, act_group=128),
@@ -284,15 +324,16 @@ def make_weight(shape: Shape, columns: int, k: int, seed: int = 0, targets: Arra
     places = np.arange(columns, dtype=np.int32) if targets is None else targets.astype(np.int32)
     count = int(places.max()) + 1
     needed = PackedWeight.bytes_needed(shape.form, count, k, shape.group, shape.minimum, shape.scale_f16)
-    options = (shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotation)
-    packed = PackedWeight(Region(needed), shape.form, count, k, *options)
-    if not shape.affine:
+    packed = shape.packed(Region(needed), count, k)
+    if not shape.affine and not shape.coded:
         values = rng.standard_normal((columns, k)).astype(np.float32)
         packed.pack_f32(places, values)
         return Weight(shape, packed, values if shape.form == Form.F32 else to_bf16(values))
     group = shape.group or pad(k)
     groups = -(-k // group)
-    codes = rng.integers(0, 256 if shape.form == Form.W8 else 16, (columns, k), dtype=np.uint8)
+    codes = rng.integers(0, 16 if shape.form == Form.W4 or shape.table else 256, (columns, k), dtype=np.uint8)
+    if shape.coded:
+        return _coded_weight(shape, packed, places, codes, group, groups)
     scales = (rng.uniform(0.5, 2, (columns, groups)) / (128 if shape.form == Form.W8 else 8)).astype(np.float32)
     minimums = rng.standard_normal((columns, groups)).astype(np.float32) if shape.minimum else None
     if shape.scale_f16:
@@ -304,6 +345,21 @@ def make_weight(shape: Shape, columns: int, k: int, seed: int = 0, targets: Arra
     if minimums is not None:
         values = values + np.repeat(minimums.astype(np.float64), group, axis=1)[:, :k]
     return Weight(shape, packed, values, codes, scales, minimums)
+
+
+def _coded_weight(shape: Shape, packed: PackedWeight, places: Array, codes: Array, group: int, groups: int) -> Weight:
+    rng = np.random.default_rng(1)
+    numbers = shape.numbers
+    codes = np.where(np.isfinite(numbers[codes]), codes, 1).astype(np.uint8)
+    if shape.form == Form.E5M2:
+        codes[np.abs(numbers[codes]) > 100] = 3  # else the largest numbers are all there is
+    largest = np.abs(numbers[np.isfinite(numbers)]).max()
+    scales = (rng.uniform(0.5, 2, (len(codes), groups)) / largest).astype(np.float32)
+    if shape.scale_f16:
+        scales = scales.astype(np.float16).astype(np.float32)
+    packed.pack_codes(places, codes, scales)
+    values = np.repeat(scales, group, axis=1)[:, : codes.shape[1]] * numbers[codes]
+    return Weight(shape, packed, values, codes, scales)
 
 
 @dataclass
@@ -354,7 +410,7 @@ def linear_bench(
 
 def linear_reference(weight: Weight, x: Array | Quantized) -> tuple[Array, Array]:
     """x W' in float64, and the sum of the magnitudes of its terms, which bounds what rounding can do."""
-    if not weight.shape.affine:
+    if not weight.shape.integer:
         assert not isinstance(x, Quantized)
         x = np.asarray(x if weight.shape.form == Form.F32 else to_bf16(x), np.float64)
         return x @ weight.values.T, np.abs(x) @ np.abs(weight.values.T)
@@ -364,7 +420,7 @@ def linear_reference(weight: Weight, x: Array | Quantized) -> tuple[Array, Array
     rows, width = x.codes.shape
     groups = x.scales.shape[1]
     codes = np.zeros((len(weight.codes), width))
-    codes[:, : weight.codes.shape[1]] = weight.codes
+    codes[:, : weight.codes.shape[1]] = weight.shape.numbers[weight.codes] if weight.shape.coded else weight.codes
     a = x.codes.astype(np.float64).reshape(rows, groups, -1).transpose(1, 0, 2)
     products = a @ codes.reshape(len(codes), groups, -1).transpose(1, 2, 0)  # exact integers [groups, rows, columns]
     products -= weight.shape.zero * x.sums.T.astype(np.float64)[:, :, None]
@@ -382,7 +438,7 @@ def linear_reference(weight: Weight, x: Array | Quantized) -> tuple[Array, Array
 def random_input(weight: Weight, rows: int, seed: int = 1) -> Array | Quantized:
     """Activations of the form the weight wants."""
     x = np.random.default_rng(seed).standard_normal((rows, weight.packed.k)).astype(np.float32)
-    if not weight.shape.affine:
+    if not weight.shape.integer:
         return x
     padded = np.zeros((rows, pad(weight.packed.k)), np.float32)
     padded[:, : weight.packed.k] = x

@@ -48,7 +48,7 @@ def test_a_nan_is_not_lost_by_activations_or_int8(level: str, epilogue: Epilogue
         assert np.isfinite(np.delete(found, 2, axis=0)).all()
 
 
-@pytest.mark.parametrize("shape", [shape for shape in FORMS if shape.affine], ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in FORMS if shape.integer], ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_bad_number_goes_through_quantisation_and_an_integer_linear(level: str, shape: Shape) -> None:
     weight = make_weight(shape, 70, 96)

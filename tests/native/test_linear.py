@@ -64,7 +64,7 @@ def activated(kind: Epilogue, x: Array) -> Array:
 def tolerance(weight: Weight, magnitude: Array) -> Array:
     """Rounding of the sums: one error per term at the worst, far less in truth; integer forms have few terms."""
     k = weight.packed.k_padded
-    terms = 2 * k / weight.shape.act_group + 2 if weight.shape.affine else 4 + 2 * math.sqrt(k)
+    terms = 2 * k / weight.shape.act_group + 2 if weight.shape.integer else 4 + 2 * math.sqrt(k)
     return magnitude * terms * EPS + 1e-30
 
 

@@ -73,12 +73,10 @@ def test_size_asked_for_is_what_a_weight_takes() -> None:
     for shape in FORMS:
         needed = PackedWeight.bytes_needed(shape.form, 100, 192, shape.group, shape.minimum, shape.scale_f16)
         region = Region(needed)
-        weight = PackedWeight(
-            region, shape.form, 100, 192, shape.group, shape.zero, shape.minimum, shape.scale_f16, shape.rotation
-        )
+        weight = shape.packed(region, 100, 192)
         assert weight.nbytes <= region.used <= needed
         with pytest.raises(ValueError, match="is full"):
-            PackedWeight(region, shape.form, 1000, 96, shape.group)
+            shape.packed(region, 1000, 192)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +90,14 @@ def test_size_asked_for_is_what_a_weight_takes() -> None:
         (lambda: new(Form.W8, group=32, zero=256), "zero point 256"),
         (lambda: new(Form.W8, group=32, zero=-1), "zero point -1"),
         (lambda: new(Form.W8, k=40, group=32, rotation=32), "whole blocks of 32"),
+        (lambda: new(Form.Lut4, group=32), "a table goes with 4-bit codes"),
+        (lambda: new(Form.W4, group=32, table=np.zeros(16, np.float32)), "a table goes with 4-bit codes"),
+        (lambda: new(Form.Lut4, group=32, table=np.zeros(15, np.float32)), "a table has 16 numbers, not 15"),
+        (lambda: new(Form.Lut4, group=32, table=np.full(16, 0.5, np.float32)), "no integer from -127 to 127"),
+        (lambda: new(Form.Lut4, group=32, table=np.full(16, 128, np.float32)), "no integer from -127 to 127"),
+        (lambda: new(Form.Lut4F, group=32, table=np.full(16, np.nan, np.float32)), "numbers that are finite"),
+        (lambda: new(Form.E4M3, group=32, minimum=True), "have no minimums"),
+        (lambda: new(Form.E5M2, k=64, group=32, rotation=32), "are not rotated"),
         (lambda: new(Form.W8, k=96, group=64, rotation=64), "whole blocks of 64"),
         (lambda: new(Form.W8, k=96, group=96, rotation=96), "rotation 96 is not 0, 32 or 64"),
         (lambda: new(Form.F32, columns=1 << 62), "too large"),
@@ -124,5 +130,13 @@ def test_wrong_targets_and_shapes_are_refused() -> None:
         new(Form.W8, group=32, minimum=True).pack_affine(one, codes, scales)
     with pytest.raises(ValueError, match="pack_affine fills"):
         new(Form.BF16).pack_affine(one, codes, scales)
+    with pytest.raises(ValueError, match="pack_codes fills"):
+        new(Form.W8, group=32).pack_codes(one, codes, scales)
+    with pytest.raises(ValueError, match="pack_codes fills"):
+        new(Form.BF16).pack_codes(one, codes, scales)
+    with pytest.raises(ValueError, match="scales has shape"):
+        new(Form.E4M3, group=32).pack_codes(one, codes, scales[:, :1])
+    with pytest.raises(IndexError, match="packed column 64"):
+        new(Form.E4M3, group=32).pack_codes(np.array([64], np.int32), codes, scales)
     with pytest.raises(ValueError, match="pack_f32 fills"):
         new(Form.W8, group=32).pack_f32(one, np.zeros((1, 40), np.float32))

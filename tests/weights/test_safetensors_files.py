@@ -197,9 +197,9 @@ def test_a_dtype_that_is_not_supported_is_refused_where_it_is_used(tmp_path: Pat
 
 
 def test_checkpoints_quantised_in_another_way_are_refused_by_name(tmp_path: Path) -> None:
-    folder = model_directory(tmp_path / "m", {"quantization_config": {"quant_method": "awq"}})
+    folder = model_directory(tmp_path / "m", {"quantization_config": {"quant_method": "exl2"}})
     save_file({"a": np.ones(1, np.float32)}, folder / "model.safetensors")
-    with pytest.raises(WeightsError, match="quantised with 'awq'"):
+    with pytest.raises(WeightsError, match="quant_method = 'exl2' is not supported"):
         open_checkpoint(folder)
 
 

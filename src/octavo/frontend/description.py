@@ -20,7 +20,7 @@ from octavo.planning.hardware import Hardware
 from octavo.planning.memory import Alternative, MemoryNeeds, MemoryPlan, plan_memory, reserve_bytes
 from octavo.weights.built import BuiltCheckpoint, BuiltRows
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
-from octavo.weights.tensors import AffineTensor
+from octavo.weights.tensors import DenseTensor
 
 __all__ = ["ModelDescription", "describe_model", "encoder_bytes", "fit_memory", "memory_needs"]
 
@@ -44,7 +44,7 @@ class ModelDescription:
             if isinstance(tensor.reader, BuiltRows):
                 forms[str(tensor.reader.weight.form["form"]).lower()] = None
             elif len(tensor.shape) > 1:
-                forms[tensor.source if isinstance(tensor, AffineTensor) else tensor.dtype] = None
+                forms[tensor.dtype if isinstance(tensor, DenseTensor) else tensor.source] = None
         return (
             f"{graph.architecture}, {parameters / 1e6:.0f}M parameters, {graph.num_layers} layers, hidden "
             f"{graph.hidden_size}, vocabulary {graph.vocab_size:,}, context {graph.max_position:,}, "

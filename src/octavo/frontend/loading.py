@@ -149,6 +149,8 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
         hardware = probe()
         plan = fit_memory(description, options, hardware)
         _log.info("%s", plan.render())
+        for note in checkpoint.notes:
+            _log.info("weights: %s", note)
         threads = options.threads or hardware.default_threads
         tokenizer = None
 

@@ -20,6 +20,7 @@ from octavo.models import families
 from octavo.models.config import ConfigReader
 from octavo.models.derived import Derived
 from octavo.models.graph import Graph, Shape
+from octavo.weights.quantized import find_method
 
 # Derived from the configuration, stored by old checkpoints all the same.
 _IGNORABLE = re.compile(r"\.(rotary_emb|self_attn\.rotary_emb)\.(inv_freq|original_inv_freq)$")
@@ -90,11 +91,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def build_graph(config: Mapping[str, Any]) -> Graph:
     """The checked graph of the model a configuration (Hugging Face naming) describes."""
     if config.get("quantization_config") is not None:
-        details = config["quantization_config"]
-        method = details.get("quant_method") if isinstance(details, Mapping) else details
-        raise ModelError(
-            f"config: quantization_config.quant_method = {method!r} is not supported; use an unquantised or a GGUF file"
-        )
+        find_method(config["quantization_config"])
     family = find_family(config)
     return family.build(ConfigReader(config, family.model_type))
 
@@ -138,6 +135,7 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     buffers = [_IGNORABLE] + ([] if graph.buffers is None else [re.compile(graph.buffers)])
     unknown = [name for name in unknown if not any(pattern.search(name) for pattern in buffers)]
     unknown = [name for name in unknown if not name.startswith(graph.unused)]
+    unknown = [name for name in unknown if not _adds_nothing(checkpoint, name)]
     if unknown:
         problems.append(f"unknown {_listed(unknown)}")
     wrong = [
@@ -157,6 +155,12 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
 def _fits(shape: Shape, needed: Shape) -> bool:
     """Whether a tensor has the shape needed; a stack of matrices may be one of all their rows, as quantised are."""
     return shape == needed or (len(shape) == 2 < len(needed) and shape == (math.prod(needed[:-1]), needed[-1]))
+
+
+def _adds_nothing(checkpoint: CheckpointLike, name: str) -> bool:
+    """Whether it is a bias of zeros, as AutoGPTQ stores one beside every weight."""
+    tensor = checkpoint.tensor(name) if name.endswith(".bias") else None
+    return tensor is not None and len(tensor.shape) == 1 and not tensor.read_f32().any()
 
 
 def _check_duplicate(checkpoint: CheckpointLike, name: str, original: str) -> None:

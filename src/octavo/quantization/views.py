@@ -76,6 +76,7 @@ def quantized_view(tensor: Tensor, bits: Bits, group: int = GROUP) -> AffineTens
                 f"{tensor.source} widened",
                 tensor.exact,
                 WidenedRows(tensor),
+                tensor.order,
             )
     while k % group and group > GROUP // 2:
         group //= 2

@@ -110,6 +110,7 @@ class BuiltCheckpoint:
     """A built model, its manifest and small files checked; the packed weights are checked when they are mapped."""
 
     format = "built"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path

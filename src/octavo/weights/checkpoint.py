@@ -24,6 +24,7 @@ class Checkpoint(Protocol):
     config: dict[str, Any]
     generation_config: dict[str, Any]
     gguf_metadata: Mapping[str, Any] | None
+    notes: tuple[str, ...]  # what a user should know of how its weights are run
 
     def names(self) -> list[str]:
         """The names of all tensors, in the order of the file."""

@@ -42,6 +42,7 @@ class GgufCheckpoint:
     """A GGUF file, or the several of a split model (``path`` may be any of them)."""
 
     format = "gguf"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, path: Path) -> None:
         self.path = path

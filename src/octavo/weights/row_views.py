@@ -18,6 +18,9 @@ from octavo.weights.tensors import (
     Float32Array,
     StoredReader,
     StoredRows,
+    TableReader,
+    TableRows,
+    TableTensor,
     Tensor,
     Uint8Array,
     Uint16Array,
@@ -92,6 +95,22 @@ class _PickedAffine:
         self.reader.release()
 
 
+@dataclass(frozen=True)
+class _PickedTable:
+    """The rows `order` of a tensor of table codes."""
+
+    reader: TableReader
+    order: RowOrder
+
+    def table_rows(self, start: int, stop: int) -> TableRows:
+        first, last, places = _span(self.order[start:stop])
+        read = self.reader.table_rows(first, last)
+        return read if places is None else TableRows(read.codes[places], read.scales[places])
+
+    def release(self) -> None:
+        self.reader.release()
+
+
 def _span(order: RowOrder) -> tuple[int, int, RowOrder | None]:
     """The run of stored rows that holds these, and the place of each in it (None: they are that run)."""
     if not order.size:
@@ -120,6 +139,8 @@ def picked_view(tensor: Tensor, order: RowOrder) -> Tensor:
     if isinstance(tensor, AffineTensor):
         picked = _PickedAffine(tensor.reader, tensor.rows, order)
         return replace(tensor, shape=(order.size, tensor.shape[1]), reader=picked)
+    if isinstance(tensor, TableTensor):
+        return replace(tensor, shape=(order.size, tensor.shape[1]), reader=_PickedTable(tensor.reader, order))
     rows = _PickedDense(tensor.reader, tensor.rows, order)
     return replace(tensor, shape=(order.size, *tensor.shape[1:]), reader=rows)
 
@@ -151,7 +172,7 @@ def matrix_of_stack(tensor: Tensor, shape: tuple[int, ...], index: int) -> Tenso
     """Entry `index` of a stack of `shape`, as a tensor of its own; a quantised stack is one matrix of all its rows."""
     rows = shape[1]
     order = np.arange(index * rows, (index + 1) * rows, dtype=np.int64)
-    if isinstance(tensor, AffineTensor):
+    if isinstance(tensor, AffineTensor | TableTensor):
         return picked_view(tensor, order)
     reader = tensor.reader
     split = reader.split(rows) if isinstance(reader, MappedRows) else _SplitRows(reader, rows)
@@ -186,7 +207,7 @@ class _TransposedRows:
 
 def transposed_view(tensor: Tensor) -> DenseTensor:
     """The transpose of a dense matrix. Groups of a quantised one would lie across its rows: refused by name."""
-    if isinstance(tensor, AffineTensor):
+    if isinstance(tensor, AffineTensor | TableTensor):
         raise WeightsError(
             f"tensor {tensor.name}: is quantised ({tensor.source}) along what its model multiplies by as columns; "
             "only unquantised tensors can be transposed"
@@ -230,12 +251,29 @@ class _ScaledAffine:
         self.tensor.release()
 
 
+@dataclass(frozen=True)
+class _ScaledTable:
+    """The rows of a tensor of table codes, times a number: other scales."""
+
+    reader: TableReader
+    factor: np.float32
+
+    def table_rows(self, start: int, stop: int) -> TableRows:
+        codes, scales = self.reader.table_rows(start, stop)
+        return TableRows(codes, scales * self.factor)
+
+    def release(self) -> None:
+        self.reader.release()
+
+
 def scaled_view(tensor: Tensor, factor: float) -> Tensor:
     """The tensor times a number, as float32; of a quantised one the scales are what is multiplied, exactly by 2^n."""
     number = np.float32(factor)
     if isinstance(tensor, AffineTensor):
         exact = tensor.exact and float(np.frexp(number)[0]) in (0.5, -0.5)
         return replace(tensor, scale_dtype="f32", exact=exact, reader=_ScaledAffine(tensor, number))
+    if isinstance(tensor, TableTensor):
+        return replace(tensor, scale_dtype="f32", reader=_ScaledTable(tensor.reader, number))
     return DenseTensor(tensor.name, tensor.shape, "f32", _ScaledDense(tensor, number))
 
 
@@ -271,9 +309,9 @@ def row_lengths(rows: Float32Array) -> Float32Array:
 
 @dataclass(frozen=True)
 class _UnitDense:
-    """The rows of a dense matrix, each divided by its length."""
+    """The rows of a matrix, each divided by its length."""
 
-    tensor: DenseTensor
+    tensor: DenseTensor | TableTensor
 
     def dense_rows(self, start: int, stop: int) -> Float32Array:
         rows = self.tensor.read_f32(start, stop)

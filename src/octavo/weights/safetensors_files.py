@@ -14,6 +14,8 @@ from typing import Any
 from octavo.errors import WeightsError
 from octavo.weights.json_files import parse_json_object, read_json_object
 from octavo.weights.mapped_file import MappedFile
+from octavo.weights.quantized import QuantizedWeight, find_method
+from octavo.weights.stored import StoredArray, StoredTensors
 from octavo.weights.tensors import DenseDtype, DenseTensor, Tensor
 from octavo.weights.views import MappedRows
 
@@ -110,6 +112,11 @@ class SafetensorsFile:
         start = self.data_start + entry.start
         return DenseTensor(name, entry.shape, dtype, MappedRows(self.file, start, row_elements, dtype, rows))
 
+    def stored(self, name: str) -> StoredArray:
+        """A tensor of any dtype, as an array."""
+        entry = self.entries[name]
+        return StoredArray(name, entry.dtype, entry.shape, self.file, self.data_start + entry.start)
+
 
 def is_counts(value: Any) -> bool:
     """Whether ``value`` is a list of integers >= 0 that fit 63 bits."""
@@ -121,17 +128,11 @@ class SafetensorsCheckpoint:
 
     format = "safetensors"
     gguf_metadata: Mapping[str, Any] | None = None
+    _parts: Mapping[str, str] = {}  # the quantised weight that a stored tensor is a part of
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.config = read_json_object(path / "config.json")
-        quantized = self.config.get("quantization_config")
-        if quantized is not None:
-            method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-            raise WeightsError(
-                f"{path}: its weights are quantised with {str(method)[:60]!r} (config.json, quantization_config), "
-                "which is not supported; use the unquantised checkpoint with quantization='w8' or 'w4', or a GGUF file"
-            )
         generation = path / "generation_config.json"
         self.generation_config = read_json_object(generation) if generation.is_file() else {}
         self._owner: dict[str, SafetensorsFile] = {}
@@ -148,6 +149,37 @@ class SafetensorsCheckpoint:
                     raise WeightsError(
                         f"{path}: {INDEX_NAME} puts tensor {name[:200]!r} in {file_path.name}, which lacks it"
                     )
+        self.notes: tuple[str, ...] = ()
+        self._quantized: dict[str, QuantizedWeight] = {}
+        self._described: dict[str, Tensor] = {}
+        quantization = self._quantization()
+        if quantization is not None:
+            self._read_quantized(quantization)
+
+    def _quantization(self) -> Any:
+        """How the weights are quantised, also where older writers put it."""
+        for key in ("quantization_config", "compression_config"):
+            if self.config.get(key) is not None:
+                return self.config[key]
+        for name, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+            if (self.path / name).is_file():
+                return {"quant_method": method, **read_json_object(self.path / name)}
+        return None
+
+    def _read_quantized(self, quantization: Any) -> None:
+        """Find the weights that are made of several stored tensors, and say which of these they take up."""
+        method, settings = find_method(quantization)
+        stored = StoredTensors(str(self.path), self._owner, lambda name: self._owner[name].stored(name))
+        self._quantized = method.read(settings, stored)
+        owners: dict[str, str] = {}
+        for name, weight in self._quantized.items():
+            if name in self._owner and name not in weight.parts:
+                raise stored.error(name, "is stored whole and quantised")
+            for part in weight.parts:
+                if owners.setdefault(part, name) != name:
+                    raise stored.error(part, f"belongs to both {owners[part][:200]!r} and {name[:200]!r}")
+        self._parts = owners
+        self.notes = tuple(settings.notes)
 
     def _shards(self) -> list[tuple[Path, list[str]]]:
         """The weight files, each with the tensors the index promises in it."""
@@ -179,16 +211,23 @@ class SafetensorsCheckpoint:
         )
 
     def names(self) -> list[str]:
-        return list(self._owner)
+        if not self._quantized:
+            return list(self._owner)
+        # A quantised weight stands where the first of its parts does.
+        return list(dict.fromkeys(self._parts.get(name, name) for name in self._owner))
 
     def tensor(self, name: str) -> Tensor:
+        if name in self._quantized:
+            if name not in self._described:
+                self._described[name] = self._quantized[name].make()
+            return self._described[name]
         shard = self._owner.get(name)
         if shard is None:
             raise WeightsError(f"{self.path}: has no tensor {name!r}")
         return shard.tensor(name)
 
     def close(self) -> None:
-        self._owner = {}
+        self._owner, self._quantized, self._described = {}, {}, {}
 
 
 def is_plain_name(name: str) -> bool:

@@ -1,6 +1,6 @@
-"""What a weight looks like to whoever packs or checks it: dense rows, or exact affine groups of small integers.
+"""What a weight looks like to whoever packs or checks it: dense rows, affine groups of integers, codes of a table.
 
-Both kinds are descriptions; bytes are touched only by the read methods, and only those of the rows asked for.
+All kinds are descriptions; bytes are touched only by the read methods, and only those of the rows asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ __all__ = [
     "Float32Array",
     "StoredReader",
     "StoredRows",
+    "TableReader",
+    "TableRows",
+    "TableTensor",
     "Tensor",
     "Uint8Array",
     "Uint16Array",
@@ -33,7 +36,9 @@ __all__ = [
 Float32Array: TypeAlias = npt.NDArray[np.float32]
 Uint8Array: TypeAlias = npt.NDArray[np.uint8]
 Uint16Array: TypeAlias = npt.NDArray[np.uint16]
+Int32Array: TypeAlias = npt.NDArray[np.int32]
 DenseDtype: TypeAlias = Literal["f32", "f16", "bf16"]
+TableKind: TypeAlias = Literal["lut4", "e4m3", "e5m2"]
 
 
 class AffineRows(NamedTuple):
@@ -42,6 +47,13 @@ class AffineRows(NamedTuple):
     codes: Uint8Array
     scales: Float32Array
     minimums: Float32Array | None
+
+
+class TableRows(NamedTuple):
+    """Some rows of a TableTensor: one code per byte, float32 scales."""
+
+    codes: Uint8Array
+    scales: Float32Array
 
 
 class StoredRows(NamedTuple):
@@ -87,6 +99,16 @@ class AffineReader(Protocol):
 
     def block_rows(self, start: int, stop: int) -> Uint8Array | None:
         """The stored blocks of rows [start, stop) as bytes [rows, bytes per row], or None when there are none."""
+
+    def release(self) -> None:
+        """Give back the memory of the pages that were read."""
+
+
+class TableReader(Protocol):
+    """Where the rows of a TableTensor come from."""
+
+    def table_rows(self, start: int, stop: int) -> TableRows:
+        """Rows [start, stop) as codes and scales."""
 
     def release(self) -> None:
         """Give back the memory of the pages that were read."""
@@ -148,7 +170,8 @@ class AffineTensor:
     """A matrix of unsigned codes in groups along k: w = scale * (code - zero), plus the group's minimum if it has one.
 
     ``scale_dtype`` is "f16" when every scale and minimum is exactly an f16; ``exact`` says that the values are the
-    file's own.
+    file's own. With an ``order`` [k] (GPTQ's act-order) groups are of the rows as ``read`` gives them, whose element j
+    is multiplied with element order[j] of the input; ``read_f32`` gives rows in the order of the input all the same.
     """
 
     name: str
@@ -161,6 +184,7 @@ class AffineTensor:
     source: str
     exact: bool
     reader: AffineReader = field(repr=False, compare=False)
+    order: Int32Array | None = field(default=None, repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -183,7 +207,12 @@ class AffineTensor:
             values *= scales[:, :, None]
             if minimums is not None:
                 values += minimums[:, :, None]
-        return values.reshape(rows, self.shape[1])
+        flat = values.reshape(rows, self.shape[1])
+        if self.order is None:
+            return flat
+        placed = np.empty_like(flat)
+        placed[:, self.order] = flat
+        return placed
 
     @property
     def has_raw_blocks(self) -> bool:
@@ -207,7 +236,55 @@ class AffineTensor:
         self.reader.release()
 
 
-Tensor: TypeAlias = DenseTensor | AffineTensor
+@dataclass(frozen=True)
+class TableTensor:
+    """A matrix of codes that stand for the numbers of a table, in groups along k: w = scale * table[code].
+
+    "lut4": 4-bit codes into 16 numbers of the format's own; "e4m3" and "e5m2": the 256 bytes of an 8-bit float, codes
+    that are not finite refused as they are read.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    kind: TableKind
+    table: tuple[float, ...]
+    group: int
+    scale_dtype: Literal["f16", "f32"]
+    source: str
+    reader: TableReader = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0]
+
+    @property
+    def bits(self) -> Literal[4, 8]:
+        """Bits of a code."""
+        return 4 if self.kind == "lut4" else 8
+
+    def read(self, start: int = 0, stop: int | None = None) -> TableRows:
+        """Rows [start, stop): codes [rows, k], scales [rows, k / group], a last group that is not whole among them."""
+        start, stop = row_range(self.name, self.rows, start, stop)
+        return self.reader.table_rows(start, stop)
+
+    def read_f32(self, start: int = 0, stop: int | None = None) -> Float32Array:
+        """Rows [start, stop) as float32: one product, rounded."""
+        codes, scales = self.read(start, stop)
+        values = np.asarray(self.table, np.float32)[codes]
+        with np.errstate(invalid="ignore", over="ignore"):
+            values *= np.repeat(scales, self.group, axis=1)[:, : self.shape[1]]
+        return values
+
+    def stored_rows(self) -> StoredRows | None:
+        """None: no layout of these is one that native code reads."""
+        return None
+
+    def release(self) -> None:
+        """Give back the memory of the file's pages read so far; a later read brings them back."""
+        self.reader.release()
+
+
+Tensor: TypeAlias = DenseTensor | AffineTensor | TableTensor
 
 
 def bf16_to_f32(bits: Uint16Array) -> Float32Array:

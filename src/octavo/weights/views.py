@@ -1,4 +1,4 @@
-"""Readers shared by the formats: dense rows of a mapped file, and the dense values of an affine tensor."""
+"""Readers shared by the formats: dense rows of a mapped file, and the dense values of a quantised tensor."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from octavo.weights.tensors import (
     DenseTensor,
     Float32Array,
     StoredRows,
+    TableTensor,
     Tensor,
     Uint16Array,
     bf16_to_f32,
@@ -68,9 +69,9 @@ class MappedRows:
 
 @dataclass(frozen=True)
 class DequantizedRows:
-    """The values of an affine tensor; ``vector`` when its single row is the whole of a 1-dimensional tensor."""
+    """The values of a quantised tensor; ``vector`` when its single row is the whole of a 1-dimensional tensor."""
 
-    affine: AffineTensor
+    affine: AffineTensor | TableTensor
     vector: bool = False
 
     def dense_rows(self, start: int, stop: int) -> Float32Array:

@@ -27,7 +27,7 @@ from octavo.errors import ConfigError, ParameterError
 from octavo.models.graph import Graph
 from octavo.sampling.rows import SamplerBatch
 from octavo.weights.built import BuiltCheckpoint
-from octavo.weights.tensors import AffineTensor
+from octavo.weights.tensors import DenseTensor
 
 __all__ = ["CpuBackend", "instruction_set", "packed_weights"]
 
@@ -254,6 +254,7 @@ def packed_weights(
     lowered: Lowered, source: WeightSource, quantization: str | None, threads: int
 ) -> list[PackedWeight]:
     """The weights of a lowered graph, packed, or mapped from a built model; says which run otherwise than stored."""
+    _report_forms(lowered)
     if quantization is None:
         _report_losses(lowered)
     elif quantization == "w8-wide":
@@ -263,13 +264,33 @@ def packed_weights(
     return pack_all(lowered.packings, threads)
 
 
+def _report_forms(lowered: Lowered) -> None:
+    """Say what the weights run as: tensors of each kind, bits a weight and bytes, scales and padding included."""
+    count: Counter[tuple[str, str]] = Counter()
+    weights: Counter[tuple[str, str]] = Counter()
+    size: Counter[tuple[str, str]] = Counter()
+    for packing in lowered.packings:
+        rows = sum(tensor.shape[0] for tensor in packing.tensors)
+        for tensor in packing.tensors:
+            stored = tensor.dtype if isinstance(tensor, DenseTensor) else tensor.source
+            key = stored, f"{packing.form}{', rounded' if is_lossy(tensor, packing.form) else ''}"
+            count[key] += 1
+            weights[key] += tensor.shape[0] * tensor.shape[1]
+            size[key] += packing.nbytes * tensor.shape[0] // rows
+    for key, tensors in count.items():
+        _log.info(
+            "weights: %d tensors stored as %s run as %s: %.2f bits a weight, %s bytes",
+            tensors, *key, 8 * size[key] / weights[key], f"{size[key]:,}",
+        )  # fmt: skip
+
+
 def _report_losses(lowered: Lowered) -> None:
     """Say which tensors do not run as they are in the file, though nobody asked for another form."""
     losses: Counter[tuple[str, str]] = Counter()
     for packing in lowered.packings:
         for tensor in packing.tensors:
             if is_lossy(tensor, packing.form):
-                stored = tensor.source if isinstance(tensor, AffineTensor) else tensor.dtype
+                stored = tensor.dtype if isinstance(tensor, DenseTensor) else tensor.source
                 losses[stored, str(packing.form)] += 1
     for (stored, form), count in losses.items():
         _log.warning("weights: %d tensors stored as %s are rounded to %s", count, stored, form)

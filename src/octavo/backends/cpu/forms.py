@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,9 +15,18 @@ from octavo.quantization import quantized_view
 from octavo.quantization.rotation import ROTATION_BLOCK, WIDE_ROTATION_BLOCK, rotated_view
 from octavo.quantization.views import GROUP
 from octavo.weights.built import BuiltRows
-from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Tensor
+from octavo.weights.tensors import AffineRows, AffineTensor, DenseTensor, Int32Array, TableRows, TableTensor, Tensor
 
-__all__ = ["QUANTIZATIONS", "WeightForm", "affine_rows", "choose_form", "is_lossy"]
+__all__ = [
+    "QUANTIZATIONS",
+    "InputOrder",
+    "WeightForm",
+    "affine_rows",
+    "choose_form",
+    "is_lossy",
+    "shares_form",
+    "table_rows",
+]
 
 # "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
 QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "f32")
@@ -30,12 +40,41 @@ _W4_GROUPS: Mapping[str | None, int] = {"w4": 32, "w4-g32": 32, "w4-g64": 64, "w
 _WIDE_GROUPS = (192, 128, 64)
 
 
+# Native forms of what TableTensor calls its kinds, except for tables of integers.
+_TABLE_FORMS: Mapping[str, Form] = {"lut4": Form.Lut4F, "e4m3": Form.E4M3, "e5m2": Form.E5M2}
+_FORM_NAMES = {Form.F32: "f32", Form.BF16: "bf16", Form.Lut4F: "lut4", Form.E4M3: "e4m3", Form.E5M2: "e5m2"}
+
+
+class InputOrder:
+    """The order in which the input of a linear is read, as a value that can be compared."""
+
+    def __init__(self, order: Int32Array) -> None:
+        self.indices = np.ascontiguousarray(order, np.int32)
+        self._bytes = self.indices.tobytes()
+
+    def as_text(self) -> str:
+        """As base64 of 32-bit numbers, for the manifest of a built model."""
+        return base64.b64encode(self.indices.astype("<i4").tobytes()).decode()
+
+    @classmethod
+    def from_text(cls, text: str) -> InputOrder:
+        """What as_text gave; a ValueError for anything else."""
+        return cls(np.frombuffer(base64.b64decode(text, validate=True), "<i4"))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, InputOrder) and self._bytes == other._bytes
+
+    def __hash__(self) -> int:
+        return hash(self._bytes)
+
+
 @dataclass(frozen=True)
 class WeightForm:
     """A packed form: what `PackedWeight` needs to know besides the shape.
 
     `group` is 0 for bf16 and f32, and for one scale per column of a k that is not a multiple of 32. `rotation` is the
-    block of k that is rotated, 0 for none.
+    block of k that is rotated, 0 for none. `table` is that of 4-bit codes. With an `order` element j of a packed column
+    belongs to element order[j] of the input.
     """
 
     form: Form
@@ -44,10 +83,17 @@ class WeightForm:
     minimum: bool = False
     scale_f16: bool = False
     rotation: int = 0
+    table: tuple[float, ...] = ()
+    order: InputOrder | None = None
 
     @property
     def affine(self) -> bool:
         return self.form in (Form.W8, Form.W4)
+
+    @property
+    def tabular(self) -> bool:
+        """Whether codes stand for the numbers of a table, that of the form or of an 8-bit float."""
+        return self.form in (Form.Lut4, Form.Lut4F, Form.E4M3, Form.E5M2)
 
     @property
     def wide(self) -> bool:
@@ -57,9 +103,9 @@ class WeightForm:
     @property
     def activation(self) -> tuple[Act, int, int]:
         """The activations this form is multiplied with: kind, k per scale for int8, block of their rotation."""
-        if self.affine:
+        if self.affine or self.form == Form.Lut4:
             return Act.I8, self.group if self.wide or self.group == 16 else 32, self.rotation
-        return (Act.BF16 if self.form == Form.BF16 else Act.F32), 32, 0
+        return (Act.F32 if self.form == Form.F32 else Act.BF16), 32, 0
 
     def nbytes(self, columns: int, k: int) -> int:
         """Packed size of a weight of this form, padding included."""
@@ -67,24 +113,32 @@ class WeightForm:
 
     def as_record(self) -> dict[str, Any]:
         """The form as plain values, as the manifest of a built model has it."""
-        return {**asdict(self), "form": self.form.name}
+        table = " ".join(map(repr, self.table)) if self.table else None
+        order = None if self.order is None else self.order.as_text()
+        return {**asdict(replace(self, table=(), order=None)), "form": self.form.name, "table": table, "order": order}
 
     @classmethod
     def from_record(cls, rows: BuiltRows) -> WeightForm:
         """The form that a built model's manifest gives for some rows."""
         record: dict[str, Any] = dict(rows.weight.form)
         try:
-            return cls(**{**record, "form": getattr(Form, record["form"])})
-        except (AttributeError, KeyError, TypeError) as error:
+            table = tuple(float(value) for value in str(record["table"] or "").split())
+            order = None if record["order"] is None else InputOrder.from_text(record["order"])
+            return cls(**{**record, "form": getattr(Form, record["form"]), "table": table, "order": order})
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise WeightsError(
                 f"{rows.path}: tensor {rows.name!r} is in a form this octavo does not know ({error}); build it again"
             ) from error
 
     def __str__(self) -> str:
-        if not self.affine:
-            return "bf16" if self.form == Form.BF16 else "f32"
+        if not self.affine and not self.tabular:
+            return _FORM_NAMES[self.form]
+        group = f"group {self.group}" if self.group else "per channel"
+        if self.tabular:
+            return f"lut4 {group} integers" if self.form == Form.Lut4 else f"{_FORM_NAMES[self.form]} {group}"
         kind = " affine" if self.minimum else " rotated" if self.rotation else ""
-        return f"w{8 if self.form == Form.W8 else 4} group {self.group}{kind}"
+        ordered = ", input reordered" if self.order is not None else ""
+        return f"w{8 if self.form == Form.W8 else 4} group {self.group}{kind}{ordered}"
 
 
 def vocabulary_form(quantization: str | None) -> str | None:
@@ -125,8 +179,15 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
         if rotation:
             tensors = [rotated_view(tensor, rotation) for tensor in dense]
     if quantization in _BITS:
+        bits = _BITS[quantization]
         group = group or _W4_GROUPS.get(quantization, GROUP)
-        tensors = [quantized_view(tensor, _BITS[quantization], group) for tensor in tensors]
+        # Codes of a table are as few bits as were asked for, or fewer, and more exact.
+        kept = [isinstance(tensor, TableTensor) and tensor.bits <= bits for tensor in tensors]
+        tensors = [
+            tensor if keep else quantized_view(tensor, bits, group) for tensor, keep in zip(tensors, kept, strict=True)
+        ]
+    if quantization != "none" and all(isinstance(tensor, TableTensor) for tensor in tensors):
+        return _table_form([tensor for tensor in tensors if isinstance(tensor, TableTensor)]), list(tensors)
     affine = [tensor for tensor in tensors if isinstance(tensor, AffineTensor)]
     if quantization == "none" or len(affine) < len(tensors):
         return WeightForm(Form.BF16), list(tensors)
@@ -140,11 +201,10 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
             f"{[tensor.group for tensor in affine]}"
         )
     if group != 16 and group % 32:
-        if group != k:
-            raise ModelError(
-                f"tensor {affine[0].name}: has groups of {group}; groups of 16 and multiples of 32 can be run"
-            )
-        group = 0
+        group = _whole(affine[0], group, k)
+    orders = {None if tensor.order is None else InputOrder(tensor.order) for tensor in affine}
+    if len(orders) > 1:
+        raise ModelError(f"tensors {', '.join(tensor.name for tensor in affine)} read their input in different orders")
     # A zero point folded into a minimum may need more bits than an f16 has.
     folded = minimum and any(tensor.zero for tensor in affine)
     form = WeightForm(
@@ -154,8 +214,55 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
         minimum,
         scale_f16=not folded and all(tensor.scale_dtype == "f16" for tensor in affine),
         rotation=rotation,
+        order=orders.pop(),
     )
     return form, list(affine)
+
+
+def _whole(tensor: Tensor, group: int, k: int) -> int:
+    """0, for one scale per column, in place of a group the kernels do not have."""
+    if group != k:
+        raise ModelError(f"tensor {tensor.name}: has groups of {group}; groups of 16 and multiples of 32 can be run")
+    return 0
+
+
+def _table_form(tensors: Sequence[TableTensor]) -> WeightForm:
+    """The form of tensors that share a table; the smallest of their groups."""
+    first, group = tensors[0], min(tensor.group for tensor in tensors)
+    k = first.shape[1]
+    if any(
+        (tensor.kind, tensor.table[:16]) != (first.kind, first.table[:16]) or tensor.group % group for tensor in tensors
+    ):
+        raise ModelError(f"tensors {', '.join(tensor.name for tensor in tensors)} have no table or no group in common")
+    if group != 16 and group % 32:
+        group = _whole(first, group, k)
+    table = first.table if first.kind == "lut4" else ()
+    whole = all(value.is_integer() and abs(value) <= 127 for value in table)
+    form = Form.Lut4 if table and whole else _TABLE_FORMS[first.kind]
+    return WeightForm(form, group, scale_f16=all(tensor.scale_dtype == "f16" for tensor in tensors), table=table)
+
+
+def shares_form(tensors: Sequence[Tensor], quantization: str | None, piece: int = 0) -> bool:
+    """Whether tensors side by side in one linear have a form that loses nothing but what was asked for."""
+    if len(tensors) == 1 or quantization in ("none", "f32"):
+        return True
+    reader = tensors[0].reader
+    if isinstance(reader, BuiltRows):
+        return len(reader.weight.names) == len(tensors)
+    try:
+        form, _ = choose_form(tensors, quantization, piece)
+    except ModelError:
+        return False
+    return form.form != Form.BF16 or all(isinstance(tensor, DenseTensor) for tensor in tensors)
+
+
+def table_rows(tensor: TableTensor, form: WeightForm, start: int, stop: int) -> TableRows:
+    """Rows of a tensor in a form `choose_form` gave for it: the same codes, scales in the form's group."""
+    codes, scales = tensor.read(start, stop)
+    k = tensor.shape[1]
+    group = form.group or k
+    repeats = tensor.group // group if tensor.group > group else 1
+    return TableRows(codes, np.repeat(scales, repeats, axis=1)[:, : -(-k // group)])
 
 
 def affine_rows(tensor: AffineTensor, form: WeightForm, start: int, stop: int) -> AffineRows:
@@ -176,4 +283,4 @@ def is_lossy(tensor: Tensor, form: WeightForm) -> bool:
     """Whether running `tensor` in `form` changes its values: f32 or f16 rounded to bf16, or quantised while loading."""
     if isinstance(tensor, DenseTensor):
         return form.form == Form.BF16 and tensor.dtype != "bf16"
-    return form.form == Form.BF16 or not tensor.exact
+    return form.form == Form.BF16 or (isinstance(tensor, AffineTensor) and not tensor.exact)

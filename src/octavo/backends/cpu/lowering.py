@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from octavo._native import Act, Elementwise, Epilogue, Form, PackedWeight, Plan
 from octavo.backends.cpu.arena import Buffer, place
-from octavo.backends.cpu.forms import WeightForm, choose_form, vocabulary_form
+from octavo.backends.cpu.forms import InputOrder, WeightForm, choose_form, shares_form, vocabulary_form
+from octavo.backends.cpu.lowering_apart import ordered_input, split_linear
 from octavo.backends.cpu.lowering_mixture import (
     ExpertForms,
     choose_expert_forms,
@@ -157,7 +158,8 @@ class _Lowering:
         self.in_head = False
         self.gathered: dict[ir.Value, ir.Value] = {}
         self.packed: dict[tuple[str, ...], int] = {}
-        self.forms: dict[ir.Value, WeightForm] = {}
+        self.forms: dict[ir.Value, list[WeightForm]] = {}  # one, or one for each weight
+        self.reordered: dict[tuple[ir.Value, Requirement, InputOrder], Buffer] = {}
         self.experts: dict[ir.Value, ExpertForms] = {}
         self.precise = {
             name for node in graph.nodes if isinstance(node, ir.Linear) and node.precise for name in node.weights
@@ -176,8 +178,8 @@ class _Lowering:
         needs: dict[ir.Value, set[Requirement]] = defaultdict(set)
         for node in graph.nodes:
             if isinstance(node, ir.Linear):
-                self.forms[node.output] = self._form(node)
-                needs[node.x].add(self.forms[node.output].activation)
+                self.forms[node.output] = self._forms(node)
+                needs[node.x].update(_wanted(form) for form in self.forms[node.output])
                 if node.residual is not None:
                     needs[node.residual].add(_F32)
             elif isinstance(node, MoeExperts):
@@ -262,8 +264,12 @@ class _Lowering:
             self._tensors(names), self.quantization if inside else vocabulary_form(self.quantization), piece
         )
 
-    def _form(self, node: ir.Linear) -> WeightForm:
-        return self._choose(node.weights, self._piece(node.x))[0]
+    def _forms(self, node: ir.Linear) -> list[WeightForm]:
+        """The form of a linear; of each weight when none holds them all (one quantised and the other not, say)."""
+        piece = self._piece(node.x)
+        if shares_form(self._tensors(node.weights), self.quantization, piece):
+            return [self._choose(node.weights, piece)[0]]
+        return [self._choose((name,), piece)[0] for name in node.weights]
 
     def _piece(self, value: ir.Value) -> int:
         """What an operation writes of a row at once, if it is not all: attention works head by head."""
@@ -388,20 +394,18 @@ class _Lowering:
             norm_into(target)
 
     def _linear(self, node: ir.Linear) -> None:
-        form, name = self.forms[node.output], _linear_name(node)
-        x = self._get(node.x, form.activation, f"{name} input")
-        self.result.arithmetic[name] = _ARITHMETIC[form.activation[0]]
+        if len(self.forms[node.output]) > 1:
+            split_linear(self, node, _linear_name(node))
+            return
+        form, name = self.forms[node.output][0], _linear_name(node)
+        x = ordered_input(self, node.x, form, f"{name} input")
+        self.result.arithmetic[name] = self.arithmetic_of(form)
         if node.gated:
             columns, count = interleaved_columns(node.out_features[0])
         else:
             columns, count = stacked_columns(node.out_features)
         weight = self._pack(node.weights, columns, count, self._piece(node.x))
-        bias = None
-        if any(item is not None for item in node.biases):
-            bias = np.zeros(count, np.float32)
-            for item, places in zip(node.biases, columns, strict=True):
-                if item is not None:
-                    bias[places] = self._vector(item)
+        bias = self._bias(node.biases, columns, count)
         width = self.widths[node.output]
         needed = self.needs[node.output]
         if node.residual is not None and node.activation is not None:
@@ -421,6 +425,18 @@ class _Lowering:
                 name, weights[weight], x.activation(), bias, epilogue, out.activation(), width
             ),
         )
+
+    def _bias(
+        self, names: Sequence[str | None], columns: Sequence[NDArray[np.int32]], count: int
+    ) -> Float32Array | None:
+        """Biases at the packed columns of their weights."""
+        if all(name is None for name in names):
+            return None
+        bias = np.zeros(count, np.float32)
+        for name, places in zip(names, columns, strict=True):
+            if name is not None:
+                bias[places] = self._vector(name)
+        return bias
 
     def _residual(self, value: ir.Value) -> Buffer:
         """A buffer with the residual to add to: its own when nothing reads it later, else a copy."""
@@ -551,6 +567,11 @@ def _add_clip(plan: Plan, values: Buffer, width: int, limit: float) -> None:
     """Clip in place: attention is the only reader of its queries, keys and values."""
     where = values.activation()
     plan.add_elementwise("clip", Elementwise.Clip, where, None, width, limit, where)
+
+
+def _wanted(form: WeightForm) -> Requirement:
+    """What a linear of a form reads: reordering starts from float32."""
+    return form.activation if form.order is None else _F32
 
 
 def _linear_name(node: ir.Linear) -> str:

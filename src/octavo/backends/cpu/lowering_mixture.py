@@ -61,6 +61,8 @@ def choose_expert_forms(lowering: _Lowering, node: MoeExperts) -> ExpertForms:
         raise ModelError(f"the CPU back end runs up to {_MOST_EXPERTS} experts; this model has {len(node.gates)}")
     gate_up, tensors = lowering._choose((*node.gates, *node.ups))
     down, downs = lowering._choose(node.downs)
+    if gate_up.order is not None or down.order is not None:
+        raise ModelError(f"tensor {node.gates[0]}: experts quantised in act-order cannot be run; use static groups")
     return ExpertForms(gate_up, down, tensors[: len(node.gates)], tensors[len(node.gates) :], downs)
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._native import Form, PackedWeight, PackingJob, Region, pack_stored
-from octavo.backends.cpu.forms import WeightForm, affine_rows
-from octavo.weights.tensors import AffineTensor, StoredRows, Tensor
+from octavo.backends.cpu.forms import WeightForm, affine_rows, table_rows
+from octavo.weights.tensors import AffineTensor, DenseTensor, StoredRows, TableTensor, Tensor
 
 __all__ = ["Packing", "fill_all", "interleaved_columns", "pack_all", "region_bytes", "stacked_columns"]
 
@@ -65,7 +65,16 @@ class Packing:
     def allocate(self, region: Region) -> PackedWeight:
         form = self.form
         return PackedWeight(
-            region, form.form, self.count, self.k, form.group, form.zero, form.minimum, form.scale_f16, form.rotation
+            region,
+            form.form,
+            self.count,
+            self.k,
+            form.group,
+            form.zero,
+            form.minimum,
+            form.scale_f16,
+            form.rotation,
+            np.asarray(form.table, np.float32) if form.table else None,
         )
 
     def jobs(self, weight: PackedWeight) -> list[PackingJob]:
@@ -87,7 +96,7 @@ class Packing:
             same = (tensor.group, tensor.zero, tensor.has_minimum) == (form.group, form.zero, form.minimum)
             native = form.scale_f16 and form.group <= _LARGEST_ROUNDED and form.group % _PANEL == 0
             return rows if same and native and rows.rotation == form.rotation else None
-        rows = None if form.affine else tensor.stored_rows()
+        rows = None if form.affine or form.tabular else tensor.stored_rows()
         return None if rows is None or rows.rotation else rows
 
     def fill(self, weight: PackedWeight) -> None:
@@ -107,7 +116,11 @@ class Packing:
             contiguous = np.ascontiguousarray
             lowest = None if minimums is None else contiguous(minimums, np.float32)
             weight.pack_affine(columns, contiguous(codes), contiguous(scales, np.float32), lowest)
-        elif self.form.form == Form.BF16 and not isinstance(tensor, AffineTensor) and tensor.dtype == "bf16":
+        elif self.form.tabular:
+            assert isinstance(tensor, TableTensor)
+            codes, scales = table_rows(tensor, self.form, start, stop)
+            weight.pack_codes(columns, np.ascontiguousarray(codes), np.ascontiguousarray(scales, np.float32))
+        elif self.form.form == Form.BF16 and isinstance(tensor, DenseTensor) and tensor.dtype == "bf16":
             weight.pack_bf16(columns, np.ascontiguousarray(tensor.read_bf16(start, stop)))
         else:
             weight.pack_f32(columns, np.ascontiguousarray(tensor.read_f32(start, stop)))

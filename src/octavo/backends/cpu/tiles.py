@@ -19,7 +19,16 @@ BUCKETS: tuple[Bucket, ...] = ((1, 1), (2, 8), (9, 32), (33, 96), (97, 256), (25
 
 _Size = Annotated[int, msgspec.Meta(ge=1, le=1 << 30)]
 
-_FORMS: Mapping[Form, Any] = {Form.F32: "f32", Form.BF16: "bf16", Form.W8: "w8", Form.W4: "w4"}
+_FORMS: Mapping[Form, Any] = {
+    Form.F32: "f32",
+    Form.BF16: "bf16",
+    Form.W8: "w8",
+    Form.W4: "w4",
+    Form.Lut4: "lut4",
+    Form.Lut4F: "lut4f",
+    Form.E4M3: "e4m3",
+    Form.E5M2: "e5m2",
+}
 _OUTPUTS: Mapping[Act, Any] = {Act.F32: "f32", Act.BF16: "bf16", Act.I8: "int8"}
 _EPILOGUES = {
     Epilogue.Store: "store",
@@ -36,7 +45,7 @@ _EPILOGUES = {
 class LinearShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a choice is made for: linears that are alike in this take the same time. Columns and k are padded ones."""
 
-    form: Literal["f32", "bf16", "w8", "w4"]
+    form: Literal["f32", "bf16", "w8", "w4", "lut4", "lut4f", "e4m3", "e5m2"]
     columns: _Size
     k: _Size
     group: Annotated[int, msgspec.Meta(ge=0, le=1 << 30)]
