@@ -47,11 +47,16 @@ class Rows:
 
     def order(self, rows: int) -> RowOrder:
         """The indices picked of a matrix of so many rows."""
-        period = self.period or rows
-        if not self.offsets or min(self.offsets) < 0 or max(self.offsets) >= period or rows % period:
+        period, picked = self.period or rows, self.offsets
+        # Stacks of experts have thousands of ranges: they are not walked through in Python.
+        if isinstance(picked, range):
+            offsets = np.arange(picked.start, picked.stop, picked.step, dtype=np.int64)
+        else:
+            offsets = np.asarray(picked, np.int64)
+        if not offsets.size or offsets.min() < 0 or offsets.max() >= period or rows % period:
             raise ModelError(f"rows {self} cannot be picked of {rows}")
         starts = np.arange(0, rows, period, dtype=np.int64)
-        return (starts[:, None] + np.asarray(self.offsets, np.int64)[None, :]).reshape(-1)
+        return (starts[:, None] + offsets[None, :]).reshape(-1)
 
     def __str__(self) -> str:
         offsets = self.offsets
