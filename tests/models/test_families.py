@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.models.families import baichuan
 from octavo.models.reference import reference_logits
 from octavo.models.registry import build_graph, fit_names
 from octavo.models.rewrites import optimize
+from tests.models.disguises import as_baichuan2, as_stored_at_first
 from tests.models.tiny import (
     TINY_MODELS,
     WITH_VISION,
     TinyModel,
-    as_stored_at_first,
     make_tiny_model,
     random_tokens,
     read_config,
@@ -151,6 +152,23 @@ def assert_equals_transformers(directory: Path) -> None:
 @pytest.mark.parametrize("name", TINY_MODELS)
 def test_tiny_model_gives_transformers_logits(name: str, tiny_models: dict[str, Path]) -> None:
     assert_equals_transformers(tiny_models[name])
+
+
+def test_baichuan2_divides_the_rows_of_its_head_by_their_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baichuan, "SECOND_VOCABULARY", 300)
+    recipe = TinyModel("llama", {"num_key_value_heads": 4}, disguise=as_baichuan2)
+    directory = make_tiny_model(recipe, tmp_path)
+    weights = read_weights(directory)
+    graph = build_graph(read_config(directory))
+    weights |= {name: view.array(weights[view.source]) for name, view in graph.derived.items()}
+    tokens = random_tokens(20)
+    # The original's head has rows of other lengths than 1: what it gives is divided by them too.
+    lengths = np.linalg.norm(read_weights(directory / "original")["lm_head.weight"], axis=1)
+    expected = transformers_logits(directory, tokens) / lengths
+    logits = reference_logits(optimize(graph), weights.__getitem__, tokens)
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("name", VARIANTS)

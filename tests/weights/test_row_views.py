@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from octavo.weights.gguf import GgufCheckpoint
-from octavo.weights.row_views import matrix_of_stack, picked_view, transposed_view
+from octavo.weights.row_views import matrix_of_stack, picked_view, transposed_view, unit_rows_view
 from octavo.weights.safetensors_files import SafetensorsFile
-from octavo.weights.tensors import DenseTensor
+from octavo.weights.tensors import AffineTensor, DenseTensor
 
 
 @pytest.fixture
@@ -52,6 +52,21 @@ def test_the_transpose_of_16_bit_numbers_keeps_their_bits(stack: tuple[np.ndarra
     assert (turned.shape, turned.dtype, turned.stored_rows()) == ((8, 6), "bf16", None)
     np.testing.assert_array_equal(turned.read_f32(3, 8), values[0].T[3:8])
     np.testing.assert_array_equal(turned.read_bf16(), (values[0].T.view(np.uint32) >> 16).astype(np.uint16))
+
+
+def test_rows_of_length_one_are_those_of_the_stored_ones(
+    stack: tuple[np.ndarray, DenseTensor], smollm2_path: Path
+) -> None:
+    _, tensor = stack
+    quantised = GgufCheckpoint(smollm2_path).tensor("model.layers.0.self_attn.v_proj.weight")
+    for each in (matrix_of_stack(tensor, (3, 6, 8), 1), quantised):
+        unit, rows = unit_rows_view(each), each.read_f32(2, 6)
+        assert unit.shape == each.shape
+        expected = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        np.testing.assert_allclose(unit.read_f32(2, 6), expected, rtol=1e-5, atol=1e-7)
+    assert isinstance(unit, AffineTensor)
+    assert isinstance(quantised, AffineTensor)
+    np.testing.assert_array_equal(unit.read(2, 6).codes, quantised.read(2, 6).codes)
 
 
 def test_rows_of_a_reordered_gguf_tensor_are_picked_of_the_right_ones(smollm2_path: Path) -> None:
