@@ -10,6 +10,7 @@ constexpr int32_t kLargestF16Bits = 0x477fe000;
 constexpr float kRoundNearest = 12582912.0f;  // 1.5 * 2^23: added to a code it leaves the nearest integer in the low bits
 constexpr float kSteps8 = 127.0f, kSteps4 = 15.0f;
 constexpr int kFits = 2;
+constexpr float kReaches[] = {1.05f, 0.93f, 0.86f, 0.78f};
 constexpr int kFirstSamples = 3;
 constexpr float kOnGrid = 0.1f;
 
@@ -111,21 +112,33 @@ bool round_lanes(const float* row, int64_t first, int groups, int group, uint8_t
     const vi coarse = (vi)(steps > vf{});
     affine_codes(weights, group, select(coarse, spread / steps, plain_scale), select(coarse, lowest, plain_minimum), found);
 
-    vf scale = plain_scale, minimum = plain_minimum;
-    for (int fitted = 0; fitted < kFits; ++fitted) {
-        fit(weights, found, group, scale, minimum);
-        affine_codes(weights, group, scale, minimum, found);
+    // What fits from the codes in `found` bring nearer is kept, the codes in `plain`.
+    vf best_scale = plain_scale, best_minimum = plain_minimum, best_errors = plain_errors;
+    auto improve = [&] {
+        vf scale = plain_scale, minimum = plain_minimum;
+        for (int fitted = 0; fitted < kFits; ++fitted) {
+            fit(weights, found, group, scale, minimum);
+            affine_codes(weights, group, scale, minimum, found);
+        }
+        const vf errors = squared_errors(weights, found, group, scale, minimum);
+        const vi better = (vi)(errors < best_errors);
+        if (!any_lane(better)) return;
+        best_scale = select(better, scale, best_scale);
+        best_minimum = select(better, minimum, best_minimum);
+        best_errors = select(better, errors, best_errors);
+        for (int i = 0; i < group; ++i) plain[i] = select(better, found[i], plain[i]);
+    };
+    improve();
+    for (const float reach : kReaches) {
+        const vf lowered = lowest + spread * splat((1.0f - reach) * 0.5f);
+        affine_codes(weights, group, spread * splat(reach / kSteps4), lowered, found);
+        improve();
     }
-    const vi worse = (vi)(squared_errors(weights, found, group, scale, minimum) >= plain_errors);
-    scale = select(worse, plain_scale, scale);
-    minimum = select(worse, plain_minimum, minimum);
-    for (int i = 0; i < group; ++i) {
-        const vf code = select(worse, plain[i], found[i]);
-        for (int lane = 0; lane < groups; ++lane) codes[(first + lane) * group + i] = (uint8_t)code[lane];
-    }
+    for (int i = 0; i < group; ++i)
+        for (int lane = 0; lane < groups; ++lane) codes[(first + lane) * group + i] = (uint8_t)plain[i][lane];
     for (int lane = 0; lane < groups; ++lane) {
-        scales[first + lane] = scale[lane];
-        minimums[first + lane] = minimum[lane];
+        scales[first + lane] = best_scale[lane];
+        minimums[first + lane] = best_minimum[lane];
     }
     return true;
 }

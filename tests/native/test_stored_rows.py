@@ -225,6 +225,8 @@ def rounded(form: Form, columns: int, k: int, group: int, rotation: int) -> Pack
         (Form.W4, 96, 32, 0),
         (Form.W4, 1088, 32, 0),
         (Form.W4, 48, 16, 0),
+        (Form.W4, 192, 64, 0),
+        (Form.W4, 256, 128, 0),
     ],
 )
 @pytest.mark.parametrize("kind", DENSE)

@@ -94,7 +94,7 @@ def test_w4_gives_back_what_lies_on_a_grid(highest: int, as_bf16: bool) -> None:
     assert errors.max() < (0.05 if as_bf16 else 0.005)
 
 
-@pytest.mark.parametrize(("group", "gain"), [(16, 0.12), (32, 0.1), (128, 0.05)])
+@pytest.mark.parametrize(("group", "gain"), [(16, 0.15), (32, 0.14), (128, 0.11)])
 def test_w4_is_nowhere_worse_than_the_extremes_alone_and_better_overall(group: int, gain: float) -> None:
     weights = normal(128, 512, seed=3)
     plain = (extremes_only(weights, group) - weights).reshape(-1, group)

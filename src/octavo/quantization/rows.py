@@ -26,6 +26,9 @@ F16_LARGEST = 65504.0
 # Each fit of scale and minimum to the codes moves some codes, which allows another. Two take a tenth off the squared
 # error the extremes alone leave, further ones little more.
 FITS = 2
+# Shares of a group's range that fits start from, besides the whole of it: narrower ranges clip its extremes. These four
+# take another 5 to 7 % off the squared error of normal and heavy-tailed groups of 32 to 128; seven took 1 % more.
+REACHES = (np.float32(1.05), np.float32(0.93), np.float32(0.86), np.float32(0.78))
 
 # Rows are rounded in pieces of about this many weights, so that every intermediate stays in the cache.
 PIECE_WEIGHTS = 1 << 15
@@ -125,10 +128,10 @@ def squared_errors(
 
 
 def round_affine(weights: Float32Array, name: str) -> tuple[Float32Array, Float32Array, Float32Array]:
-    """Codes 0..15, scale and minimum of each group: from the extremes, or fitted, whichever is nearer to the weights.
+    """Codes 0..15, scale and minimum of each group: from the extremes, or fitted, whichever is nearest to the weights.
 
-    The fit starts from the codes of the grid the weights lie on, if they are found to lie on one (as those of a model
-    that was quantised before do), and else from the codes the extremes give.
+    Fits start from the codes of the grid the weights lie on, if they are found to lie on one (as those of a model that
+    was quantised before do), else from the codes the extremes give, and from those of clipped ranges.
     """
     lowest, highest = extremes(weights, F16_LARGEST / 2, name)
     spread = highest - lowest
@@ -142,14 +145,37 @@ def round_affine(weights: Float32Array, name: str) -> tuple[Float32Array, Float3
     if len(coarse):
         start = codes.copy()
         start[:, coarse] = affine_codes(weights[:, coarse], spread[coarse] / steps, lowest[coarse])
-    fitted_codes, fitted_scales, fitted_minimums = start, scales, minimums
+    plain = scales.copy(), minimums.copy()
+    improve(weights, start, plain, codes, scales, minimums, errors)
+    for reach in REACHES:
+        lowered = lowest + spread * ((np.float32(1) - reach) * np.float32(0.5))
+        clipped = affine_codes(weights, spread * (reach / np.float32(W4_STEPS)), lowered)
+        improve(weights, clipped, plain, codes, scales, minimums, errors)
+    return codes, scales, minimums
+
+
+def improve(
+    weights: Float32Array,
+    start: Float32Array,
+    plain: tuple[Float32Array, Float32Array],
+    codes: Float32Array,
+    scales: Float32Array,
+    minimums: Float32Array,
+    errors: Float32Array,
+) -> None:
+    """Replace the codes, scales and minima of those groups that fits from the codes ``start`` bring nearer.
+
+    ``plain`` is what groups that cannot be fitted keep; ``errors`` are the squared errors so far.
+    """
+    found = start
+    scale, minimum = plain
     for _ in range(FITS):
-        fitted_scales, fitted_minimums = fitted(weights, fitted_codes, fitted_scales, fitted_minimums)
-        fitted_codes = affine_codes(weights, fitted_scales, fitted_minimums)
-    worse = np.flatnonzero(squared_errors(weights, fitted_codes, fitted_scales, fitted_minimums) >= errors)
-    fitted_codes[:, worse] = codes[:, worse]
-    fitted_scales[worse], fitted_minimums[worse] = scales[worse], minimums[worse]
-    return fitted_codes, fitted_scales, fitted_minimums
+        scale, minimum = fitted(weights, found, scale, minimum)
+        found = affine_codes(weights, scale, minimum)
+    error = squared_errors(weights, found, scale, minimum)
+    better = np.flatnonzero(error < errors)
+    codes[:, better] = found[:, better]
+    scales[better], minimums[better], errors[better] = scale[better], minimum[better], error[better]
 
 
 def coarser_grids(
