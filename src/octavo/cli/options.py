@@ -62,6 +62,7 @@ class Quantization(StrEnum):
     w4_g32 = "w4-g32"
     w4_g64 = "w4-g64"
     w4_g128 = "w4-g128"
+    fp8 = "fp8"
 
 
 class KvCacheDtype(StrEnum):

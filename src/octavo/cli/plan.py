@@ -73,7 +73,7 @@ def _what_fits(description: ModelDescription, options: EngineOptions, hardware: 
     forms = (
         (None,)
         if isinstance(description.checkpoint, BuiltCheckpoint)
-        else (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g64", "w4-g128")
+        else (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g64", "w4-g128", "fp8")
     )
     for form in forms:
         for kv in ("bf16", "f32"):

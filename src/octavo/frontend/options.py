@@ -15,7 +15,7 @@ __all__ = ["DEFAULT_MODEL", "EngineOptions", "option_documentation"]
 DEFAULT_MODEL = "smollm2-135m"
 
 # "f32" is a yardstick: weights and arithmetic in float32, at a fraction of the speed.
-_QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "f32")
+_QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "fp8", "f32")
 _KV_CACHE_DTYPES = ("auto", "bf16", "f32")
 _POLICIES = ("fcfs", "priority", "shortest", "fair")
 _CAPACITIES = ("max_utilization", "no_evict")
@@ -54,8 +54,8 @@ class EngineOptions:
     tokenizer: str | None = _option(None, "directory or .gguf file to take the tokenizer from; default: the model")
     quantization: str | None = _option(
         None,
-        "weights: none (bf16) or, quantised while loading, w8, w8-wide, w8-channel, w4, w4-g32, w4-g64 or w4-g128; "
-        "default: as they are in the file",
+        "weights: none (bf16) or, quantised while loading, w8, w8-wide, w8-channel, w4, w4-g32, w4-g64, w4-g128 or "
+        "fp8; default: as they are in the file",
     )
     kv_cache_dtype: str = _option("auto", "type of the KV cache: auto (bf16), bf16 or f32")
     max_model_len: int | None = _option(

@@ -12,6 +12,7 @@ import numpy as np
 from octavo._native import Act, Form, PackedWeight
 from octavo.errors import ModelError, WeightsError
 from octavo.quantization import quantized_view
+from octavo.quantization.float8 import float8_view
 from octavo.quantization.rotation import ROTATION_BLOCK, WIDE_ROTATION_BLOCK, rotated_view
 from octavo.quantization.views import GROUP
 from octavo.weights.built import BuiltRows
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 # "f32" keeps float32 weights and activations: for tests and as a yardstick, not offered to users.
-QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "f32")
+QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "fp8", "f32")
 
 _BITS: Mapping[str | None, Literal[4, 8]] = {
     "w8": 8, "w8-wide": 8, "w8-channel": 8, "w4": 4, "w4-g32": 4, "w4-g64": 4, "w4-g128": 4
@@ -142,8 +143,8 @@ class WeightForm:
 
 
 def vocabulary_form(quantization: str | None) -> str | None:
-    """The form of embedding and head, which 4 bits are too few for."""
-    return "w8" if quantization in _W4_GROUPS else quantization
+    """The form of embedding and head, which 4 bits are too few for, and which are not read as 8-bit floats."""
+    return "w8" if quantization in _W4_GROUPS or quantization == "fp8" else quantization
 
 
 def rounded_groups(k: int, quantization: str | None, piece: int = 0) -> tuple[int, int]:
@@ -178,6 +179,8 @@ def choose_form(tensors: Sequence[Tensor], quantization: str | None, piece: int 
         group, rotation = rounded_groups(dense[0].shape[1], quantization, piece)
         if rotation:
             tensors = [rotated_view(tensor, rotation) for tensor in dense]
+    if quantization == "fp8":
+        tensors = [float8_view(tensor) if isinstance(tensor, DenseTensor) else tensor for tensor in tensors]
     if quantization in _BITS:
         bits = _BITS[quantization]
         group = group or _W4_GROUPS.get(quantization, GROUP)
