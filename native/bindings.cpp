@@ -123,6 +123,10 @@ void bind_weights(nb::module_& m) {
 
 void bind_plan(nb::module_& m) {
     nb::enum_<Act>(m, "Act").value("F32", Act::F32).value("BF16", Act::BF16).value("I8", Act::I8);
+    nb::enum_<KvType>(m, "KvType")
+        .value("F32", KvType::F32).value("BF16", KvType::BF16).value("F16", KvType::F16).value("E4M3", KvType::E4M3)
+        .value("E5M2", KvType::E5M2).value("E4M3Scaled", KvType::E4M3Scaled).value("I8", KvType::I8)
+        .value("I4", KvType::I4);
     nb::enum_<Epilogue>(m, "Epilogue")
         .value("Store", Epilogue::Store).value("Add", Epilogue::Add).value("SiluMul", Epilogue::SiluMul)
         .value("GeluMul", Epilogue::GeluMul).value("GeluTanhMul", Epilogue::GeluTanhMul).value("Gelu", Epilogue::Gelu)
@@ -226,7 +230,8 @@ void bind_plan(nb::module_& m) {
              "Has every token attend to the whole of its sequence; before the first attention.")
         .def("begin_head", &Plan::begin_head)
         .def("set_logits", &Plan::set_logits, "logits"_a)
-        .def("make_pool", &Plan::make_pool, "blocks"_a, "kv_f32"_a)
+        .def("make_pool", [](Plan& p, int64_t blocks, KvType kv, std::optional<Vector<float>> scales) { p.make_pool(blocks, kv, floats(scales)); },
+             "blocks"_a, "kv"_a, "scales"_a.none() = nb::none())
         .def("prefault_pool", &Plan::prefault_pool, "bytes"_a)
         .def_prop_ro("pool_prefaulted", &Plan::pool_prefaulted)
         .def("copy_blocks",

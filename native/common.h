@@ -24,6 +24,9 @@ constexpr int kMaxHeadDim = 576;  // of a latent of 512 and 64 rotated dimension
 // Lut4: 4-bit codes into 16 integers; Lut4F: into 16 floats; E4M3, E5M2: 8-bit floats.
 enum class Form : int { F32 = 0, BF16 = 1, W8 = 2, W4 = 3, Lut4 = 4, Lut4F = 5, E4M3 = 6, E5M2 = 7 };
 enum class Act : int { F32 = 0, BF16 = 1, I8 = 2 };
+// What keys and values are stored as. The scaled types have one bf16 scale for the key and one for the value of each token and kv head.
+enum class KvType : int { F32 = 0, BF16 = 1, F16 = 2, E4M3 = 3, E5M2 = 4, E4M3Scaled = 5, I8 = 6, I4 = 7 };
+constexpr int kKvTypes = 8;
 // ClampedSiluMul (gpt-oss): gate is at most `limit`, up within +-limit, and the output (up + 1) * gate * sigmoid(alpha * gate).
 enum class Epilogue : int {
     Store = 0, Add = 1, SiluMul = 2, GeluMul = 3, GeluTanhMul = 4, Gelu = 5, GeluTanh = 6, Silu = 7, Relu = 8,
@@ -43,6 +46,18 @@ constexpr Act activations_of(Form f) {
 constexpr bool halves_columns(Epilogue e) {
     return e == Epilogue::SiluMul || e == Epilogue::GeluMul || e == Epilogue::GeluTanhMul || e == Epilogue::ClampedSiluMul;
 }
+
+// A block holds for each kv head a panel of keys (tokens are columns), one of values (dimensions are columns), and the scales if there
+// are any: 16 of keys, 16 of values. All but f32 and bf16 are widened before they are multiplied, f16 to f32 and the others to bf16,
+// which has every value of theirs.
+constexpr int kv_bits(KvType kv) {
+    return kv == KvType::F32 ? 32 : kv == KvType::BF16 || kv == KvType::F16 ? 16 : kv == KvType::I4 ? 4 : 8;
+}
+constexpr bool kv_scaled(KvType kv) { return kv == KvType::E4M3Scaled || kv == KvType::I8 || kv == KvType::I4; }
+constexpr bool kv_widened(KvType kv) { return kv != KvType::F32 && kv != KvType::BF16; }
+constexpr Act kv_arithmetic(KvType kv) { return kv == KvType::F32 || kv == KvType::F16 ? Act::F32 : Act::BF16; }
+constexpr int64_t kv_panel_bytes(KvType kv, int head_dim) { return (int64_t)head_dim * kBlock * kv_bits(kv) / 8; }
+constexpr int64_t kv_head_bytes(KvType kv, int head_dim) { return 2 * kv_panel_bytes(kv, head_dim) + (kv_scaled(kv) ? kPanelRowBytes : 0); }
 
 inline int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -135,9 +150,11 @@ struct RopeArgs {
     const float* q_factors = nullptr;  // [positions] that queries are multiplied with, or null
     const int32_t* positions = nullptr;
     const int32_t* slots = nullptr;   // block * kBlock + offset, per token
-    uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim] bf16 or f32
+    uint8_t* q_out = nullptr;         // [tokens][q_heads*head_dim]
+    Act q_form = Act::BF16;           // bf16 or f32, as kv_arithmetic() says
     uint8_t* pool = nullptr;          // this layer's part of the first block
-    bool kv_f32 = false;
+    KvType kv = KvType::BF16;
+    float k_scale = 1.0f, v_scale = 1.0f;  // of fp8: what is stored is a code of x / scale
     int64_t block_bytes = 0;          // from block to block: all layers of one
 };
 
@@ -172,11 +189,13 @@ struct AttentionItem {
 
 struct AttentionArgs {
     const uint8_t* q = nullptr;       // as RopeArgs::q_out
+    Act q_form = Act::BF16;
     const uint8_t* pool = nullptr;
-    bool kv_f32 = false;
+    KvType kv = KvType::BF16;
     int64_t block_bytes = 0;
     int q_heads = 0, kv_heads = 0, head_dim = 0;
-    float scale = 1.0f;
+    float scale = 1.0f;               // that of the keys' codes included
+    float v_scale = 1.0f;             // what codes of values are multiplied with
     float softcap = 0.0f;             // 0: none
     int window = 0;                   // 0: none; else a token sees the last `window` tokens, itself included
     bool chunked = false;             // a token sees those of its own chunk of `window` instead
@@ -194,9 +213,10 @@ constexpr int kAttentionRows = 48;
 // Rows whose state after shared chunks an item keeps at once (query tokens x heads).
 constexpr int kKeptRows = 4 * kAttentionRows;
 // Bytes of scratch a worker needs for attention: two states of a maximum, sums by lane and values for each row at hand and each kept
-// one, and the scores and probabilities of a chunk.
-constexpr int64_t attention_scratch_bytes(int head_dim) {
-    return (kAttentionRows + kKeptRows) * (int64_t)(2 * (4 + 64 + 4 * head_dim)) + kAttentionRows * (int64_t)(2 * 4 * kChunk);
+// one, the scores and probabilities of a chunk, and where it is widened its keys, values and scales.
+constexpr int64_t attention_scratch_bytes(int head_dim, KvType kv) {
+    const int64_t wide = kv_widened(kv) ? 2 * (int64_t)kChunk * head_dim * 4 + 2 * 4 * kChunk : 0;
+    return (kAttentionRows + kKeptRows) * (int64_t)(2 * (4 + 64 + 4 * head_dim)) + kAttentionRows * (int64_t)(2 * 4 * kChunk) + wide;
 }
 
 }  // namespace octavo

@@ -203,10 +203,9 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     require(factors < (int)query_factors_.size(), "there are no factors " + std::to_string(factors) + " of queries");
     require(factors < 0 || (int64_t)query_factors_[(size_t)factors].second >= positions, "the factors of queries are fewer than positions");
     require(q.form != Act::I8 && q.width == (int64_t)q_heads * head_dim, "queries are f32 or bf16");
-    const bool kv_f32 = q.form == Act::F32;
-    const int64_t block_bytes = (int64_t)kv_heads * 2 * head_dim * kBlock * (kv_f32 ? 4 : 2);
     require(layer >= 0 && layer < kMaxOperations, "layer " + std::to_string(layer));
-    require(block_bytes_ == 0 || block_bytes_ == block_bytes, "all layers have the same kv heads and head size");
+    require(layers_ == 0 || (kv_heads == kv_heads_ && head_dim == head_dim_), "all layers have the same kv heads and head size");
+    for (const auto& other : body_) require(other.kind != Kind::Rope || other.rope.q_form == q.form, "all layers have the same form of queries");
     const ActView from = view(qkv, limits_.max_tokens), to = view(q, limits_.max_tokens);
     auto& op = add(Kind::Rope, std::move(name));
     RopeArgs& r = op.rope;
@@ -228,9 +227,10 @@ void Plan::add_rope(std::string name, const Activation& qkv, int layer, int q_he
     if (factors >= 0) r.q_factors = query_factors_[(size_t)factors].first;
     r.positions = positions_.data();
     r.slots = slots_.data();
-    r.kv_f32 = kv_f32;
     r.q_out = to.data;
-    block_bytes_ = block_bytes;
+    r.q_form = q.form;
+    kv_heads_ = kv_heads;
+    head_dim_ = head_dim;
     op.layer = layer;
     layers_ = std::max(layers_, layer + 1);
 }
@@ -256,13 +256,14 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     require(slopes.empty() || ((int64_t)slopes.size() == q_heads && softcap == 0.0f), "ALiBi slopes: one for each query head, and no soft cap");
     require(layer >= 0 && layer < layers_, "attention of a layer that no rope operation fills");
     require(sinks.empty() || (int)sinks.size() == q_heads, "there is one sink for each query head");
-    require((int64_t)kv_heads * 2 * head_dim * kBlock * (q.form == Act::F32 ? 4 : 2) == block_bytes_,
-            "attention reads the heads and the form that the rope operations write");
+    require(kv_heads == kv_heads_ && head_dim == head_dim_, "attention reads the heads that the rope operations write");
+    for (const auto& other : body_)
+        require((other.kind != Kind::Rope && other.kind != Kind::Latent) || other.rope.q_form == q.form, "attention reads the form that the rope operations write");
     const ActView from = view(q, limits_.max_tokens), to = view(out, limits_.max_tokens);
     auto& op = add(Kind::Attention, name);
     AttentionArgs& a = op.attention;
     a.q = from.data;
-    a.kv_f32 = q.form == Act::F32;
+    a.q_form = q.form;
     a.q_heads = q_heads;
     a.kv_heads = kv_heads;
     a.head_dim = head_dim;
@@ -281,7 +282,6 @@ void Plan::add_attention(std::string name, const Activation& q, int layer, int q
     a.sinks = keep(sinks);
     op.layer = layer;
     partials_.resize(std::max(partials_.size(), (size_t)(kPartialSlots * (head_dim + 2))));
-    need_scratch(attention_scratch_bytes(head_dim));
     const AttentionArgs args = a;
     auto& merge = add(Kind::Merge, std::move(name) + ".merge");
     merge.attention = args;
@@ -308,22 +308,47 @@ void Plan::add_elementwise(std::string name, Elementwise kind, const Activation&
     op.elementwise.out_stride = out.width;
 }
 
-void Plan::make_pool(int64_t blocks, bool kv_f32) {
-    require(blocks >= 1 && blocks <= INT32_MAX / kBlock && block_bytes_ > 0, "a pool needs blocks and a layer with attention");
+void Plan::make_pool(int64_t blocks, KvType kv, const std::vector<float>& scales) {
+    require(blocks >= 1 && blocks <= INT32_MAX / kBlock && layers_ > 0, "a pool needs blocks and a layer with attention");
     require(!kv_, "a plan has one pool");
     auto appends = [](const Operation& op) { return op.kind == Kind::Rope || op.kind == Kind::Latent; };
-    for (const auto& op : body_) require(!appends(op) || op.rope.kv_f32 == kv_f32, "queries and the pool have the same form");
+    require((int)kv >= 0 && (int)kv < kKvTypes, "KV type " + std::to_string((int)kv));
+    for (const auto& op : body_)
+        require((!appends(op) || op.rope.q_form == kv_arithmetic(kv)) && (op.kind != Kind::Attention || op.attention.q_form == kv_arithmetic(kv)),
+                "queries are f32 where keys are f32 or f16, else bf16");
+    require(kv != KvType::I4 || head_dim_ % 32 == 0, "keys and values of 4 bits need heads of a multiple of 32");
+    require(scales.empty() || kv == KvType::E4M3 || kv == KvType::E5M2, "scales given beforehand are for fp8");
+    require(scales.empty() || (int)scales.size() == 2 * layers_, "scales are two for each layer, of its keys and of its values");
+    for (float scale : scales) require(scale >= 1e-30f && scale <= 1e30f, "a scale of keys or values is " + std::to_string(scale));
+    for (const auto& op : body_) require(kv != KvType::I4 || op.kind != Kind::Latent, "latents are not kept in 4 bits");
     blocks_ = blocks;
-    kv_f32_ = kv_f32;
+    block_bytes_ = kv_heads_ * kv_head_bytes(kv, head_dim_);
     kv_ = std::make_unique<Region>((size_t)(blocks * block_bytes_ * layers_));
     // All layers of a block lie together: a pool that is partly used then has no partly used huge page in each layer.
     for (auto& op : body_) {
         uint8_t* pool = kv_->data() + op.layer * block_bytes_;
-        if (appends(op)) op.rope.pool = pool, op.rope.block_bytes = block_bytes();
+        const float k_scale = scales.empty() ? 1.0f : scales[(size_t)(2 * op.layer)];
+        const float v_scale = scales.empty() ? 1.0f : scales[(size_t)(2 * op.layer + 1)];
+        if (appends(op)) {
+            op.rope.pool = pool;
+            op.rope.block_bytes = block_bytes();
+            op.rope.kv = kv;
+            op.rope.k_scale = k_scale;
+            op.rope.v_scale = v_scale;
+        }
         if (op.kind == Kind::Attention || op.kind == Kind::Merge) {
             op.attention.pool = pool;
             op.attention.block_bytes = block_bytes();
+            op.attention.kv = kv;
+            op.attention.scale *= k_scale;
+            op.attention.v_scale = v_scale;
+            if (op.attention.slopes && k_scale != 1.0f) {
+                std::vector<float> raised(op.attention.slopes, op.attention.slopes + op.attention.q_heads);
+                for (float& slope : raised) slope /= k_scale;
+                op.attention.slopes = keep(raised);
+            }
             op.attention.partials = partials_.data();
+            need_scratch(attention_scratch_bytes(op.attention.head_dim, kv));
         }
     }
 }
@@ -498,12 +523,13 @@ double Plan::row_bytes(const Operation& op) const {
         case Kind::Norm: return (double)(op.norm.width * 4 + Activation::row_bytes(op.norm.out.form, op.norm.out.width));
         case Kind::Rope: {
             const RopeArgs& r = op.rope;
-            return (double)((r.q_heads + 2 * r.kv_heads) * (int64_t)r.head_dim * (4 + (r.kv_f32 ? 4 : 2)));
+            const int64_t values = (int64_t)r.head_dim * (r.q_heads + 2 * r.kv_heads), written = Activation::row_bytes(r.q_form, (int64_t)r.head_dim * r.q_heads);
+            return (double)(4 * values + written + r.kv_heads * kv_head_bytes(r.kv, r.head_dim) / kBlock);
         }
         case Kind::Elementwise: return (double)(op.elementwise.width * 4 * (op.elementwise.b ? 3 : 2));
         case Kind::Sample: return (double)(limits_.vocab * 4);
         case Kind::Route: return (double)((op.route.experts + 2 * op.route.top_k) * 4);
-        case Kind::Latent: return (double)((op.latent.heads * op.latent.rope_dim + op.rope.head_dim * 3) * (4 + (op.rope.kv_f32 ? 4 : 2)));
+        case Kind::Latent: return (double)((op.latent.heads * op.latent.rope_dim + op.rope.head_dim * 3) * (4 + (op.rope.q_form == Act::F32 ? 4 : 2)));
         default: return 0;
     }
 }
@@ -535,7 +561,7 @@ void Plan::count(const Operation& op, double seconds) {
                 keys += own;
                 pairs += (shared + own) * (item.piece[p].token_end - item.piece[p].token_begin);
             }
-            entry->bytes += keys * heads * 2 * a.head_dim * (a.kv_f32 ? 4 : 2);
+            entry->bytes += keys * heads * (double)kv_head_bytes(a.kv, a.head_dim) / kBlock;
             entry->operations += 4.0 * pairs * heads * (a.q_heads / a.kv_heads) * a.head_dim;
         }
     } else {

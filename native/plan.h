@@ -91,8 +91,9 @@ class Plan {
                     const std::vector<float>& norm, const Activation& q_out);
     void begin_head();  // the operations that follow work on the rows whose logits are wanted
     void set_logits(const Activation& logits);
-    // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_rope.
-    void make_pool(int64_t blocks, bool kv_f32);
+    // Makes the KV pool of `blocks` blocks, each for all layers. Call after the last add_attention. `scales`: none, or of fp8 those of
+    // keys and values of layer 0, of layer 1, and so on.
+    void make_pool(int64_t blocks, KvType kv, const std::vector<float>& scales);
     // Has the first `bytes` of the pool, or all of it, given memory in the background; they are what is written first.
     void prefault_pool(int64_t bytes);
     bool pool_prefaulted() const { return !prefault_ || prefault_->done(); }
@@ -201,8 +202,7 @@ class Plan {
     std::unique_ptr<Region> scratch_;
     int64_t scratch_bytes_ = 0;
     int64_t blocks_ = 0, block_bytes_ = 0;
-    int layers_ = 0;
-    bool kv_f32_ = false;
+    int layers_ = 0, kv_heads_ = 0, head_dim_ = 0;
     int64_t step_tokens_ = 0, step_rows_ = 0;
     Activation logits_;
     Sampler* sampler_ = nullptr;

@@ -54,10 +54,9 @@ void Plan::add_latent(std::string name, int layer, const Activation& q, const Ac
     require(q_out.form != Act::I8 && q_out.width == (int64_t)args.heads * dim, name + ": queries are f32 or bf16");
     require(tables >= 0 && tables < (int)rope_tables_.size() && rope_tables_[(size_t)tables].values >= limits_.table_stride * kBlock * args.rope_dim / 2,
             name + ": the rope tables are shorter than the block table");
-    const bool kv_f32 = q_out.form == Act::F32;
-    const int64_t block_bytes = (int64_t)2 * dim * kBlock * (kv_f32 ? 4 : 2);
     require(layer >= 0 && layer < 8192, "layer " + std::to_string(layer));
-    require(block_bytes_ == 0 || block_bytes_ == block_bytes, "all layers have the same kv heads and head size");
+    require(layers_ == 0 || (kv_heads_ == 1 && head_dim_ == dim), "all layers have the same kv heads and head size");
+    for (const auto& other : body_) require(other.kind != Kind::Latent || other.rope.q_form == q_out.form, "all layers have the same form of queries");
     const ActView queries = view(q, limits_.max_tokens), latents = view(kv, limits_.max_tokens), to = view(q_out, limits_.max_tokens);
     auto& op = add(Kind::Latent, std::move(name));
     op.latent = args;
@@ -73,9 +72,10 @@ void Plan::add_latent(std::string name, int layer, const Activation& q, const Ac
     op.rope.sin = rope_tables_[(size_t)tables].sin;
     op.rope.positions = positions_.data();
     op.rope.slots = slots_.data();
-    op.rope.kv_f32 = kv_f32;
+    op.rope.q_form = q_out.form;
     op.rope.q_out = to.data;
-    block_bytes_ = block_bytes;
+    kv_heads_ = 1;
+    head_dim_ = dim;
     op.layer = layer;
     layers_ = std::max(layers_, layer + 1);
 }

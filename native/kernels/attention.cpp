@@ -1,8 +1,10 @@
 // Paged attention: online softmax over chunks of 64 tokens inside spans of 512, straight from the packed pool.
 // A block is [kv head]{K panel, V panel}: K has tokens as columns, V has dimensions as columns, so both products are the register
-// tile of the linears with query rows (tokens x heads of a group) as rows, and nothing is repacked.
+// tile of the linears with query rows (tokens x heads of a group) as rows, and nothing is repacked. Panels of the narrower types are
+// widened chunk by chunk, once for all rows.
 #include "gemm.h"
 #include "kernels.h"
+#include "kv_panels.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -139,9 +141,10 @@ void value_tile(const uint8_t* probabilities, const Panels& panels, int blocks, 
 
 // Scores to probabilities relative to the new maximum of each row; the state is rescaled to it.
 // Vectors: of scores to a row, 0 where only `vectors` says. What a row gets does not depend on it: a token not seen adds exact zeros.
-template <bool F32, int Vectors>
+// Scaled: scores are of codes, and so will be values; `k_scales` and `v_scales` have a factor for each token.
+template <bool F32, bool Scaled, int Vectors>
 void soften(const AttentionArgs& args, const int32_t* positions, const int32_t* heads, int rows, int base, int blocks, float* scores,
-            uint8_t* probabilities, const State& s, bool fresh) {
+            uint8_t* probabilities, const State& s, bool fresh, const float* k_scales, const float* v_scales) {
     const int vectors = Vectors ? Vectors : blocks * PV;
     const vf factor = splat(args.softcap > 0.0f ? kLog2E : args.scale * kLog2E);
     float now[kAttentionRows + L], correction[kAttentionRows + L];
@@ -150,6 +153,8 @@ void soften(const AttentionArgs& args, const int32_t* positions, const int32_t* 
         float* row = scores + r * kChunk;
         const int last = positions[r];
         const int first = first_seen(args.window, args.chunked, last);
+        if constexpr (Scaled)
+            for (int v = 0; v < vectors; ++v) store(row + v * L, load<vf>(row + v * L) * load<vf>(k_scales + v * L));
         if (args.softcap > 0.0f)
             for (int v = 0; v < vectors; ++v)
                 store(row + v * L, splat(args.softcap) * vtanh(load<vf>(row + v * L) * splat(args.scale) * splat(1.0f / args.softcap)));
@@ -188,9 +193,13 @@ void soften(const AttentionArgs& args, const int32_t* positions, const int32_t* 
             }
         } else {
             for (int v = 0; v < vectors; v += 2) {
-                const vf p = probability(v), q = v + 1 < vectors ? probability(v + 1) : vf{};
+                vf p = probability(v), q = v + 1 < vectors ? probability(v + 1) : vf{};
                 sums += p;
                 sums += q;
+                if constexpr (Scaled) {
+                    p *= load<vf>(v_scales + v * L);
+                    if (v + 1 < vectors) q *= load<vf>(v_scales + (v + 1) * L);
+                }
                 const vu pairs = bf16_of(p, q);
                 store(to + v * (VB / 2), pairs);
             }
@@ -217,13 +226,13 @@ struct Following {
     bool any() const { return block <= last_block; }
 };
 
-// The work of one item: rows of queries against chunks of keys and values.
-template <bool F32>
+// The work of one item: rows of queries against chunks of keys and values. Wide: those are stored in a narrower type than F32 says.
+template <bool F32, bool Wide>
 class Work {
   public:
     Work(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch)
         : args_(args), item_(item), dim_(args.head_dim), group_(args.q_heads / args.kv_heads),
-          panel_bytes_((int64_t)args.head_dim * kBlock * Kv<F32>::kBytes) {
+          panel_bytes_(kv_panel_bytes(args.kv, args.head_dim)), head_bytes_(kv_head_bytes(args.kv, args.head_dim)) {
         float* at = (float*)scratch;
         auto state = [&](int rows) {
             const State s{at, at + rows, at + rows * (1 + kPanel)};
@@ -238,6 +247,8 @@ class Work {
         at += kAttentionRows * kChunk;
         kept_total_ = state(kKeptRows);
         kept_span_ = state(kKeptRows);
+        scales_ = at;
+        wide_ = (uint8_t*)(at + 2 * kChunk);
     }
 
     void run() {
@@ -386,8 +397,9 @@ class Work {
     void write(const AttentionPiece& piece, const State& total, int heads) const {
         for (int r = 0; r < rows_; ++r) {
             float* values = total.values + (int64_t)r * dim_;
-            const vf inverse = splat(1.0f / with_sink(args_, row_head_[r], total.maximum[r], total.sums[r * L]));
+            const vf inverse = splat(args_.v_scale / with_sink(args_, row_head_[r], total.maximum[r], total.sums[r * L]));
             for (int c = 0; c < dim_; c += L) store(values + c, load<vf>(values + c) * inverse);
+            if (Wide && args_.kv == KvType::I4) rotate_head(values, dim_);
         }
         // What a token has from the heads of a group, or from all, lies side by side here as there.
         const int count = tokens(piece), together = count == 1 && heads == group_ ? kv_heads_ : 1, columns = together * heads * dim_;
@@ -404,10 +416,10 @@ class Work {
         auto panels_of = [&](int i, const Following& after) {
             Panels p;
             for (int b = 0; b < blocks; ++b) {
-                p.k[b] = args_.pool + table[base / kBlock + b] * args_.block_bytes + (head_ + i) * 2 * panel_bytes_;
+                p.k[b] = args_.pool + table[base / kBlock + b] * args_.block_bytes + (head_ + i) * head_bytes_;
                 p.v[b] = p.k[b] + panel_bytes_;
                 const bool any = after.block + b <= after.last_block && after.head + i < args_.kv_heads;
-                p.next_k[b] = any ? args_.pool + after.table[after.block + b] * args_.block_bytes + (after.head + i) * 2 * panel_bytes_ : p.k[b];
+                p.next_k[b] = any ? args_.pool + after.table[after.block + b] * args_.block_bytes + (after.head + i) * head_bytes_ : p.k[b];
                 p.next_v[b] = p.next_k[b] + panel_bytes_;
             }
             return p;
@@ -416,8 +428,14 @@ class Work {
             const State some = rows_of(state, at);
             float* from = scores_ + at * kChunk;
             uint8_t* to = probabilities_ + (int64_t)at * kChunk * Kv<F32>::kBytes;
-            if (blocks == kChunkBlocks) soften<F32, kChunkBlocks * PV>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh);
-            else soften<F32, 0>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh);
+            auto soften_as = [&](auto scaled) {
+                constexpr bool Scaled = decltype(scaled)::value;
+                const float *k = scales_, *v = scales_ + kChunk;
+                if (blocks == kChunkBlocks) soften<F32, Scaled, kChunkBlocks * PV>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh, k, v);
+                else soften<F32, Scaled, 0>(args_, positions_ + at, row_head_ + at, count, base, blocks, from, to, some, fresh, k, v);
+            };
+            if (Wide && !F32 && kv_scaled(args_.kv)) soften_as(std::bool_constant<Wide && !F32>{});
+            else soften_as(std::false_type{});
         };
         auto score = [&](const Panels& panels, auto mr, int at, int blocks, auto ahead) {
             constexpr int MR = decltype(mr)::value;
@@ -430,7 +448,7 @@ class Work {
             value_tile<F32, decltype(ahead)::value, MR>(probabilities_ + (int64_t)at * kChunk * Kv<F32>::kBytes, panels, blocks, dim_,
                                                         state.values + (int64_t)at * dim_, fresh);
         };
-        if (rows_per_head_ <= kFloatRows) {
+        if (!Wide && rows_per_head_ <= kFloatRows) {
             // One tile a head: the heads' latencies overlap.
             Panels panels[kAttentionRows];
             for (int i = 0; i < kv_heads_; ++i) {
@@ -448,26 +466,51 @@ class Work {
             add_values(panels, mr, at, blocks, ahead);
         };
         for (int i = 0; i < kv_heads_; ++i) {
-            const Panels panels = panels_of(i, {});
+            const Panels panels = Wide ? widened(panels_of(i, both && next.any() ? next : own.any() ? own : next), blocks) : panels_of(i, {});
             for_row_tiles<kFloatRows>(rows_per_head_, [&](auto mr, int done) {
                 const int at = i * rows_per_head_ + done;
                 // What lies behind the last row's token adds nothing; where pieces are together, all lies before.
                 const int most = positions_[at + mr - 1] < base ? 1 : (positions_[at + mr - 1] - base) / kBlock + 1;
                 const int seen = most < blocks ? most : blocks;
-                if (both && done == 0 && next.any()) tile(panels_of(i, next), mr, at, seen, std::true_type{});
-                else if (both && done == kFloatRows && own.any()) tile(panels_of(i, own), mr, at, seen, std::true_type{});
+                if (!Wide && both && done == 0 && next.any()) tile(panels_of(i, next), mr, at, seen, std::true_type{});
+                else if (!Wide && both && done == kFloatRows && own.any()) tile(panels_of(i, own), mr, at, seen, std::true_type{});
                 else tile(panels, mr, at, seen, std::false_type{});
             });
         }
     }
 
+    // The panels as they are multiplied; their scales go to scales_.
+    Panels widened(const Panels& stored, int blocks) {
+        Panels p{};
+        if constexpr (Wide) {
+            const int64_t wide_bytes = (int64_t)dim_ * kBlock * Kv<F32>::kBytes;
+            uint8_t* const v = wide_ + kChunkBlocks * wide_bytes;
+            widen_panels(args_.kv, true, stored.k, stored.next_k, blocks, panel_bytes_ / kPanelRowBytes, wide_);
+            widen_panels(args_.kv, false, stored.v, stored.next_v, blocks, panel_bytes_ / kPanelRowBytes, v);
+            for (int b = 0; b < blocks; ++b) {
+                p.k[b] = p.next_k[b] = wide_ + b * wide_bytes;
+                p.v[b] = p.next_v[b] = v + b * wide_bytes;
+                if (!kv_scaled(args_.kv)) continue;
+                const uint16_t* scales = (const uint16_t*)(stored.v[b] + panel_bytes_);
+                for (int t = 0; t < kBlock; ++t) {
+                    scales_[b * kBlock + t] = bf16_value(scales[t]);
+                    scales_[kChunk + b * kBlock + t] = bf16_value(scales[kBlock + t]);
+                }
+                __builtin_prefetch(stored.next_v[b] + panel_bytes_, 0, 2);
+            }
+        }
+        return p;
+    }
+
     const AttentionArgs& args_;
     const AttentionItem& item_;
     const int dim_, group_;
-    const int64_t panel_bytes_;
+    const int64_t panel_bytes_, head_bytes_;  // as stored
     State span_, total_, kept_total_, kept_span_;
     float* scores_;
     uint8_t* probabilities_;
+    float* scales_;   // [2][kChunk]: of keys, of values
+    uint8_t* wide_;   // a chunk's keys and values as they are multiplied
     int head_ = 0, kv_heads_ = 0, rows_per_head_ = 0, rows_ = 0;
     const uint8_t* q_[kAttentionRows];
     int32_t positions_[kAttentionRows], row_token_[kAttentionRows], row_head_[kAttentionRows];
@@ -476,8 +519,10 @@ class Work {
 }  // namespace
 
 void attention_item(const AttentionArgs& args, const AttentionItem& item, uint8_t* scratch) {
-    if (args.kv_f32) Work<true>(args, item, scratch).run();
-    else Work<false>(args, item, scratch).run();
+    if (args.kv == KvType::BF16) Work<false, false>(args, item, scratch).run();
+    else if (args.kv == KvType::F32) Work<true, false>(args, item, scratch).run();
+    else if (kv_arithmetic(args.kv) == Act::F32) Work<true, true>(args, item, scratch).run();
+    else Work<false, true>(args, item, scratch).run();
 }
 
 void attention_merge(const AttentionArgs& args, int64_t token, int partial, int spans, int64_t tokens) {
@@ -495,8 +540,9 @@ void attention_merge(const AttentionArgs& args, int64_t token, int partial, int 
                 merge_row(&maximum, &sum, values, from[0], from[1], from + 2, dim);
             }
         }
-        const vf inverse = splat(1.0f / with_sink(args, head, maximum, sum));
+        const vf inverse = splat(args.v_scale / with_sink(args, head, maximum, sum));
         for (int c = 0; c < dim; c += L) store(values + c, load<vf>(values + c) * inverse);
+        if (args.kv == KvType::I4) rotate_head(values, dim);
         store_activations(args.out, token, 1, (int64_t)head * dim, dim, values, dim);
     }
 }

@@ -70,14 +70,14 @@ void latent_row(const LatentArgs& args, const RopeArgs& append, int64_t row) {
     one.q_out = unused;
     rope_row(one, 0);
     uint32_t first = 0;
-    __builtin_memcpy(&first, unused, append.kv_f32 ? 4 : 2);
+    __builtin_memcpy(&first, unused, append.q_form == Act::F32 ? 4 : 2);
     const bool lost = first != 0;
     for (int h = 0; h < args.heads; ++h) {
         float part[kMaxHeadDim];
         rotate(args.q + row * args.q_stride + args.q_first + h * args.q_step, args.rope_dim, cos, sin, args.interleaved, part);
         if (lost) part[0] = __builtin_nanf("");
         const int64_t at = (row * args.heads + h) * dim;
-        if (append.kv_f32) {
+        if (append.q_form == Act::F32) {
             __builtin_memcpy((float*)append.q_out + at, part, (size_t)args.rope_dim * 4);
         } else {
             for (int c = 0; c < args.rope_dim; c += L) store_bf16((uint16_t*)append.q_out + at + c, load<vf>(part + c));

@@ -1,5 +1,6 @@
 // Kernels that work on one row at a time: embedding, norms, activation quantisation, rotary embedding with KV append, elementwise.
 #include "kernels.h"
+#include "kv_panels.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -159,23 +160,25 @@ OCTAVO_INLINE void layer_scale(float* x, int width, const float* weight, float e
 }
 
 // Stale slots of a block are multiplied with a zero probability, which only a finite value survives: the cache holds none but finite.
-// `lost` says where something else was given.
-OCTAVO_INLINE vf finite(vf x, vi& lost) {
-    const vf largest = splat(3.3895313892515355e38f);  // largest bf16
+// `lost` says where something else was given, or what is above `limit`.
+OCTAVO_INLINE vf finite(vf x, vi& lost, float limit = kLargestBf16) {
+    const vf largest = splat(limit);
     lost |= ~(vi)(vabs(x) <= largest);
     return select((vi)(x != x), vf{}, vmin(vmax(x, -largest), largest));
 }
 
 // The lines of a block that a token's keys and values are written to: scattered, and in decode seldom in a cache.
 void prefetch_slot(const RopeArgs& args, int64_t slot) {
-    const int64_t panel_rows = args.kv_f32 ? args.head_dim : args.head_dim / 2;
+    const int64_t panel_rows = kv_panel_bytes(args.kv, args.head_dim) / kPanelRowBytes;
     const uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
     for (int h = 0; h < args.kv_heads; ++h) {
-        const uint8_t* k = block + h * 2 * panel_rows * kPanelRowBytes;
+        const uint8_t* k = block + h * kv_head_bytes(args.kv, args.head_dim);
         for (int64_t i = 0; i < panel_rows; ++i) __builtin_prefetch(k + i * kPanelRowBytes, 1, 3);
         const uint8_t* v = k + panel_rows * kPanelRowBytes;
-        const int rows = args.kv_f32 ? kBlock : kBlock / 2, row = (int)(slot % kBlock) / (args.kv_f32 ? 1 : 2);
-        for (int c = 0; c < args.head_dim / kPanel; ++c) __builtin_prefetch(v + (c * rows + row) * kPanelRowBytes, 1, 3);
+        const int bits = kv_bits(args.kv), tokens = bits < 8 ? 4 : 32 / bits, columns = bits < 8 ? 2 * kPanel : kPanel;  // of a row
+        for (int c = 0; c < args.head_dim / columns; ++c)
+            __builtin_prefetch(v + (c * (kBlock / tokens) + (int)(slot % kBlock) / tokens) * kPanelRowBytes, 1, 3);
+        if (kv_scaled(args.kv)) __builtin_prefetch(v + panel_rows * kPanelRowBytes, 1, 3);
     }
 }
 
@@ -346,8 +349,12 @@ void rope_row(const RopeArgs& args, int64_t row) {
     const int64_t slot = args.slots[row];
     const int t = (int)(slot % kBlock);
     uint8_t* block = args.pool + slot / kBlock * args.block_bytes;
-    const int64_t element = args.kv_f32 ? 4 : 2;
-    const int64_t panel_bytes = (int64_t)dim * kBlock * element;
+    const KvType kv = args.kv;
+    const bool f32 = args.q_form == Act::F32;
+    const int64_t panel_bytes = kv_panel_bytes(kv, dim), head_bytes = kv_head_bytes(kv, dim);
+    // e4m3 has no infinity: what is above its numbers becomes the largest of them.
+    const float most = kv == KvType::F16 ? kLargestF16 : kLargestBf16;
+    const float most_k = kv == KvType::E5M2 ? kLargestE5M2 * args.k_scale : most, most_v = kv == KvType::E5M2 ? kLargestE5M2 * args.v_scale : most;
     vi lost = {};
     const float q_rms = args.wide_norms && args.q_norm ? inverse_rms(in, args.q_heads * dim, args.norm_eps) : 0.0f;
     const float k_rms = args.wide_norms && args.k_norm ? inverse_rms(in + args.q_heads * dim, args.kv_heads * dim, args.norm_eps) : 0.0f;
@@ -380,30 +387,49 @@ void rope_row(const RopeArgs& args, int64_t row) {
         if (norm && args.norm_after) scale_by(head, dim, inverse_rms(head, dim, args.norm_eps), norm + own);
         if (is_q && args.q_factors)
             for (int c = 0; c < dim; c += L) store(head + c, load<vf>(head + c) * splat(args.q_factors[position]));
+        if (kv == KvType::I4) {
+            if (!is_q)
+                for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(head + c), lost));
+            rotate_head(head, dim);
+        }
         if (is_q) {
             const int64_t at = row * args.q_heads * dim + h * dim;
-            if (args.kv_f32) {
+            if (f32) {
                 __builtin_memcpy((float*)args.q_out + at, head, (size_t)dim * 4);
             } else {
                 for (int c = 0; c < dim; c += L) store_bf16((uint16_t*)args.q_out + at + c, load<vf>(head + c));
             }
             continue;
         }
-        uint8_t* k_panel = block + (h - args.q_heads) * 2 * panel_bytes;
-        if (args.kv_f32) {
+        uint8_t* k_panel = block + (h - args.q_heads) * head_bytes;
+        if (kv_widened(kv)) {
+            for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(head + c), lost, most_k));
+            append_codes(kv, k_panel, true, t, dim, head, 1.0f / args.k_scale, (uint16_t*)(k_panel + 2 * panel_bytes) + t);
+            continue;
+        }
+        if (f32) {
             for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(head + c), lost));
         } else {
             for (int c = 0; c < dim; c += L) store_bf16(units + c / 2, finite(load<vf>(head + c), lost));
         }
-        const uint32_t* from = args.kv_f32 ? (const uint32_t*)head : units;
+        const uint32_t* from = f32 ? (const uint32_t*)head : units;
         for (int64_t u = 0; u < panel_bytes / kPanelRowBytes; ++u) __builtin_memcpy(k_panel + (u * kBlock + t) * 4, from + u, 4);
     }
     for (int h = 0; h < args.kv_heads; ++h) {
         const float* v = in + (total + h) * dim;
-        uint8_t* v_panel = block + (2 * h + 1) * panel_bytes;
+        uint8_t* v_panel = block + h * head_bytes + panel_bytes;
+        if (kv_widened(kv)) {
+            for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(v + c), lost, most_v));
+            if (kv == KvType::I4) {
+                rotate_head(head, dim);
+                for (int c = 0; c < dim; c += L) store(head + c, finite(load<vf>(head + c), lost));
+            }
+            append_codes(kv, v_panel, false, t, dim, head, 1.0f / args.v_scale, (uint16_t*)(v_panel + panel_bytes) + kBlock + t);
+            continue;
+        }
         for (int c = 0; c < dim; c += L) {
             const vf value = finite(load<vf>(v + c), lost);
-            if (args.kv_f32) {
+            if (f32) {
                 store((float*)v_panel + (c / kPanel * kBlock + t) * kPanel + c % kPanel, value);
                 continue;
             }
@@ -423,7 +449,7 @@ void rope_row(const RopeArgs& args, int64_t row) {
     // What the cache cannot hold must not go unnoticed: the token itself attends with queries that are not numbers.
     const int64_t begin = row * args.q_heads * dim, end = begin + args.q_heads * dim;
     for (int64_t i = begin; i < end; ++i) {
-        if (args.kv_f32) ((float*)args.q_out)[i] = __builtin_nanf("");
+        if (f32) ((float*)args.q_out)[i] = __builtin_nanf("");
         else ((uint16_t*)args.q_out)[i] = 0x7fc0;
     }
 }

@@ -179,6 +179,23 @@ class Act(enum.Enum):
 
     I8 = 2
 
+class KvType(enum.Enum):
+    F32 = 0
+
+    BF16 = 1
+
+    F16 = 2
+
+    E4M3 = 3
+
+    E5M2 = 4
+
+    E4M3Scaled = 5
+
+    I8 = 6
+
+    I4 = 7
+
 class Epilogue(enum.Enum):
     Store = 0
 
@@ -430,7 +447,7 @@ class Plan:
 
     def begin_head(self) -> None: ...
     def set_logits(self, logits: Activation) -> None: ...
-    def make_pool(self, blocks: int, kv_f32: bool) -> None: ...
+    def make_pool(self, blocks: int, kv: KvType, scales: NDArray[numpy.float32] | None = None) -> None: ...
     def prefault_pool(self, bytes: int) -> None: ...
     @property
     def pool_prefaulted(self) -> bool: ...

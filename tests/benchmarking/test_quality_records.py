@@ -24,6 +24,18 @@ def test_the_newest_record_of_the_same_model_and_form_counts(tmp_path: Path) -> 
     found = recorded_quality("abc", "w8", folder=tmp_path)
     assert (found["mean_kl"], found["record"], found["date"]) == (2e-3, "quality-new.json", "2026-01-02")
     assert found["top1"] == 0.9
+    for kind, counts in (("int8", False), ("bf16", True)):
+        _write(
+            tmp_path,
+            kind,
+            date="2026-01-04",
+            model_sha256="abc",
+            form="w8",
+            mean_kl=1e-3,
+            kv_cache_dtype=kind,
+            **FIGURES,
+        )
+        assert (recorded_quality("abc", "w8", folder=tmp_path)["mean_kl"] == 1e-3) == counts
 
 
 def test_without_a_record_there_is_a_reason(tmp_path: Path) -> None:

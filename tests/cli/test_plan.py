@@ -12,7 +12,17 @@ from octavo.cli.main import main
 def test_the_plan_shows_model_machine_choices_and_table(smollm2_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(smollm2_path), "--max-num-seqs", "2", "--max-model-len", "1024"]) == 0
     output = capsys.readouterr().out
-    for part in ("llama", "machine", "w8, bf16 KV", "(chosen)", "weights", "KV pool", "arena", "reserve"):
+    for part in (
+        "llama",
+        "machine",
+        "w8, bf16 KV",
+        "as in the file, int8 KV",
+        "(chosen)",
+        "weights",
+        "KV pool",
+        "arena",
+        "reserve",
+    ):
         assert part in output
     assert "128 blocks, 2,048 tokens, 2 sequences of 1,024" in output
 

@@ -19,6 +19,7 @@ from octavo.backends.interface import SampledToken
 from octavo.engine.config import EngineConfig
 from octavo.engine.core import Engine
 from octavo.engine.request import EngineRequest, ProducedSequence
+from octavo.kv_cache import KV_CACHE_TYPES
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
 from octavo.sampling.params import SamplingParams
@@ -77,16 +78,17 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def load(model_path: Path) -> Iterator[Any]:
-    """Makes the back end for a weight form and a number of threads, once each."""
+    """Makes the back end for a weight form, a number of threads and a type of the KV cache, once each."""
     checkpoint = open_checkpoint(model_path)
     graph = optimize(build_graph(checkpoint.config))
 
     @cache
-    def make(form: str, threads: int = 1) -> CpuBackend:
+    def make(form: str, threads: int = 1, kv: str = "bf16") -> CpuBackend:
         return CpuBackend.load(
             graph,
             checkpoint,
             quantization=form,
+            kv_cache_dtype=kv,
             max_num_batched_tokens=2048,
             max_num_seqs=64,
             max_model_len=1024,
@@ -210,8 +212,8 @@ def alone(load: Any) -> Any:
     """Each request by itself, with nothing cached: what every other run must give again."""
 
     @cache
-    def run_alone(form: str) -> Result:
-        return run(load(form), requests(), alone=True, enable_prefix_caching=False)
+    def run_alone(form: str, kv: str = "bf16") -> Result:
+        return run(load(form, 1, kv), requests(), alone=True, enable_prefix_caching=False)
 
     return run_alone
 
@@ -247,6 +249,24 @@ def test_ids_and_log_probabilities_are_the_same_bits_as_alone(
     expected = alone(form)
     assert found.keys() == expected.keys()
     assert [key for key in expected if found[key] != expected[key]] == []
+
+
+@pytest.mark.parametrize("kv", [name for name in KV_CACHE_TYPES if name != "bf16"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 64, "rounds": 2},
+        {"preempt": True, "pause": True, "max_num_batched_tokens": 100},
+        {"crash": True, "num_blocks": 24},
+    ],
+    ids=str,
+)
+def test_every_type_of_kv_cache_gives_the_same_bits_as_alone(
+    load: Any, alone: Any, kv: str, settings: dict[str, Any]
+) -> None:
+    items = requests()
+    random.Random(str(settings)).shuffle(items)
+    assert run(load("w4", 2, kv), items, **settings) == alone("w4", kv)
 
 
 def test_the_requests_are_not_all_alike(alone: Any) -> None:

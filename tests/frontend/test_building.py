@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
 from octavo.backends.cpu import built
 from octavo.errors import ConfigError, ModelError, ParameterError, WeightsError
@@ -46,6 +47,25 @@ def model(pristine: Path, tmp_path: Path) -> Path:
 def logits(path: Path, quantization: str | None = None) -> np.ndarray:
     with LLM(str(path), quantization=quantization, **SMALL) as llm:
         return llm.prompt_logits(TOKENS)
+
+
+def test_scales_of_an_fp8_kv_cache_are_used_and_kept(checkpoint: Path, tmp_path: Path) -> None:
+    scaled = Path(shutil.copytree(checkpoint, tmp_path / "scaled"))
+    tensors = load_file(scaled / "model.safetensors")
+    layers = json.loads((scaled / "config.json").read_text())["num_hidden_layers"]
+    for name in [f"model.layers.{i}.self_attn.{which}_scale" for i in range(layers) for which in "kv"]:
+        tensors[name] = np.array([1e-3], np.float32)
+    save_file(tensors, scaled / "model.safetensors")
+    build_model(scaled, tmp_path / "built")
+
+    def run(path: Path, kv: str) -> np.ndarray:
+        with LLM(str(path), kv_cache_dtype=kv, **SMALL) as llm:
+            return llm.prompt_logits(TOKENS)
+
+    expected = run(scaled, "fp8")  # which saturates
+    assert np.abs(expected - run(checkpoint, "fp8")).max() > 0.05 * np.abs(expected).max()
+    np.testing.assert_array_equal(run(tmp_path / "built", "fp8"), expected)
+    np.testing.assert_array_equal(run(scaled, "int8"), run(checkpoint, "int8"))
 
 
 @pytest.mark.parametrize("quantization", [None, "none", "w8", "w8-wide", "w4"])

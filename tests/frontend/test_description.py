@@ -45,15 +45,18 @@ def test_weights_take_what_their_form_takes(model: ModelDescription) -> None:
 def test_a_block_holds_keys_and_values_of_all_layers(model: ModelDescription) -> None:
     assert needs(model).block_bytes == 30 * 2 * 3 * 64 * 16 * 2
     assert needs(model, kv_cache_dtype="f32").block_bytes == 2 * needs(model).block_bytes
+    assert needs(model, kv_cache_dtype="fp8").block_bytes == needs(model).block_bytes // 2
+    assert needs(model, kv_cache_dtype="int8").block_bytes == 30 * 3 * (2 * 64 * 16 + 64)
 
 
 def test_smaller_forms_are_offered_where_they_help(model: ModelDescription) -> None:
     def offered(**options: Any) -> list[str]:
         return [other.setting for other in needs(model, **options).alternatives]
 
-    assert offered(quantization="none") == ["quantization=w8", "quantization=w4"]
-    assert offered(quantization="w4") == []
-    assert offered(quantization="w4", kv_cache_dtype="f32") == ["kv_cache_dtype=bf16"]
+    assert offered(quantization="none") == ["quantization=w8", "quantization=w4", "kv_cache_dtype=int8"]
+    assert offered(quantization="w4") == ["kv_cache_dtype=int8"]
+    assert offered(quantization="w4", kv_cache_dtype="fp8") == []
+    assert offered(quantization="w4", kv_cache_dtype="f32") == ["kv_cache_dtype=bf16", "kv_cache_dtype=int8"]
 
 
 def test_what_does_not_fit_is_refused_with_the_settings_that_would(model: ModelDescription) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from octavo.errors import ConfigError, ParameterError
 from octavo.frontend.options import EngineOptions, option_documentation
+from octavo.kv_cache import KV_CACHE_DTYPES
 
 
 def test_defaults_are_valid_and_documented() -> None:
@@ -27,7 +28,8 @@ def test_defaults_are_valid_and_documented() -> None:
         ("model", None),
         ("tokenizer", 3),
         ("quantization", "int8"),
-        ("kv_cache_dtype", "fp8"),
+        ("kv_cache_dtype", "nvfp4"),
+        ("kv_cache_dtype", "fp8_ds_mla"),
         ("max_model_len", 1),
         ("max_model_len", 2.0),
         ("max_num_batched_tokens", 0),
@@ -76,6 +78,11 @@ def test_an_unknown_option_is_refused_with_a_hint(name: str, hint: str) -> None:
     with pytest.raises(ParameterError, match=hint) as caught:
         EngineOptions.from_kwargs(**{name: 1})
     assert caught.value.field == name
+
+
+@pytest.mark.parametrize("name", KV_CACHE_DTYPES)
+def test_every_name_of_a_kv_cache_type_is_understood(name: str) -> None:
+    assert EngineOptions(kv_cache_dtype=name).kv_cache_dtype == name
 
 
 def test_two_sizes_of_the_kv_cache_contradict_each_other() -> None:

@@ -12,6 +12,7 @@ from octavo.backends.cpu import CpuBackend
 from octavo.backends.cpu.lowering import StepShape, lower
 from octavo.backends.cpu.packing import pack_all
 from octavo.errors import ModelError, WeightsError
+from octavo.kv_cache import kv_cache_type
 from octavo.models.derived import Derived, Rows, check_views, derived_source, rotated_pairs
 from octavo.models.graph import Graph, GraphBuilder
 from octavo.models.reference import reference_logits
@@ -171,7 +172,7 @@ def test_derived_rows_of_a_quantised_tensor_are_packed_as_they_are_read() -> Non
     tensors: dict[str, Any] = {name: dense(values, name=name) for name, values in fused_weights().items()}
     tensors["layers.0.qkv.weight"] = Q4_1.tensor(3 * HIDDEN, HIDDEN, name="layers.0.qkv.weight")
     source = Source(tensors)
-    lowered = lower(optimize(graph), source, quantization=None, kv_f32=True, shape=StepShape(4, 1, 1))
+    lowered = lower(optimize(graph), source, quantization=None, kv=kv_cache_type("f32"), shape=StepShape(4, 1, 1))
     packing = next(item for item in lowered.packings if len(item.tensors) == 3)
     (weight,) = pack_all([packing], 1)
     for column, row in [(0, 0), (1, 2), (DIM, 3 * DIM), (HIDDEN, DIM), (2 * HIDDEN + 3, 2 * DIM + 3)]:

@@ -320,6 +320,12 @@ def test_stored_rotary_frequencies_are_ignored() -> None:
     check_weights(graph, MemoryCheckpoint(zeros_for(graph) | extra))
 
 
+def test_scales_of_an_fp8_kv_cache_are_known() -> None:
+    graph = build_graph(LLAMA)
+    extra = {f"model.layers.{i}.self_attn.{which}_scale": np.ones((), np.float32) for i in range(2) for which in "kv"}
+    check_weights(graph, MemoryCheckpoint(zeros_for(graph) | extra))
+
+
 def test_second_copy_of_a_tied_head_must_hold_the_same_numbers() -> None:
     graph = build_graph({**LLAMA, "tie_word_embeddings": True})
     tensors = zeros_for(graph)

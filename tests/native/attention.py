@@ -9,8 +9,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from octavo._native import Act, Plan
+from octavo._native import Act, KvType, Plan
 from tests.native.harness import Array, Bench, Shape
+
+KV_TYPES = list(KvType)
+
+
+def kv_name(kv: KvType) -> str:
+    """What a test's id says."""
+    return str(kv.name)
+
+
+def query_form(kv: KvType) -> Act:
+    """What queries are, and what keys and values are multiplied as."""
+    return Act.F32 if kv in (KvType.F32, KvType.F16) else Act.BF16
 
 
 @dataclass(frozen=True)
@@ -66,18 +78,19 @@ class AttentionBench:
         level: str,
         heads: Heads,
         *,
-        kv_f32: bool,
+        kv: KvType,
         tokens: int,
         blocks: int,
         sequences: int = 16,
         stride: int = 100,
         threads: int = 2,
         out: Shape | None = None,
+        scales: Array | None = None,
     ) -> None:
         self.heads = heads
         self.bench = Bench(level, tokens, threads, sequences=sequences, table_stride=stride)
         self.qkv = self.bench.slot(Act.F32, heads.width)
-        q = self.bench.slot(Act.F32 if kv_f32 else Act.BF16, heads.q * heads.dim)
+        q = self.bench.slot(query_form(kv), heads.q * heads.dim)
         width = heads.q * heads.dim
         self.out = self.bench.slot(Act.F32, width) if out is None else out.slot(self.bench, width)
 
@@ -89,7 +102,7 @@ class AttentionBench:
             caps = (heads.factor, heads.softcap, heads.window)
             out = self.out.activation()
             plan.add_attention("attention", q.activation(), *shape, *caps, out, slopes, heads.chunked, sinks)
-            plan.make_pool(blocks, kv_f32)
+            plan.make_pool(blocks, kv, scales)
 
         self.bench.add(add)
 

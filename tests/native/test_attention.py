@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo._native import Act, Form, Plan
-from tests.native.attention import AttentionBench, Heads, Piece, reference, scattered_tables
+from octavo._native import Act, Form, KvType, Plan
+from tests.native.attention import AttentionBench, Heads, Piece, kv_name, query_form, reference, scattered_tables
 from tests.native.harness import LEVELS, Array, Bench, Shape, row_bits, to_bf16
 
 # Lengths on both sides of the ends of blocks, of chunks of 64 and of spans of 512.
@@ -31,31 +31,31 @@ SHAPES = [
 ]
 
 
-def random_qkv(heads: Heads, length: int, seed: int, kv_f32: bool) -> Array:
+def random_qkv(heads: Heads, length: int, seed: int, kv: KvType) -> Array:
     """Values that the pool holds exactly."""
     x = np.random.default_rng(seed).standard_normal((length, heads.width)).astype(np.float32)
-    return x if kv_f32 else to_bf16(x)
+    return x if kv == KvType.F32 else to_bf16(x)
 
 
-def assert_equals_reference(heads: Heads, qkv: Array, rows: Array, found: Array, kv_f32: bool) -> None:
+def assert_equals_reference(heads: Heads, qkv: Array, rows: Array, found: Array, kv: KvType) -> None:
     expected, bound = reference(heads, qkv, rows)
     # Probabilities are multiplied as bf16 when the values are; in float32 little but the exponential is inexact.
-    allowed = (1e-5 if kv_f32 else 2**-8) * bound + 1e-6
+    allowed = (1e-5 if kv == KvType.F32 else 2**-8) * bound + 1e-6
     error = np.abs(found - expected)
     assert (error <= allowed).all(), (len(qkv), error.max())
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", [KvType.F32, KvType.BF16], ids=kv_name)
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Heads, kv_f32: bool) -> None:
+def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Heads, kv: KvType) -> None:
     """One step prefills most of every sequence; in the next each decodes one token or prefills a few."""
     lengths = LENGTHS if heads in (SHAPES[0], SHAPES[-1]) else LENGTHS[:13]
     counts = [min(n, 1 if i % 2 else 9) for i, n in enumerate(lengths)]
     blocks = sum(-(-n // 16) for n in lengths) + 5
     tables = scattered_tables(lengths, blocks)
-    attention = AttentionBench(level, heads, kv_f32=kv_f32, tokens=sum(lengths), blocks=blocks)
-    values = [random_qkv(heads, n, i, kv_f32) for i, n in enumerate(lengths)]
+    attention = AttentionBench(level, heads, kv=kv, tokens=sum(lengths), blocks=blocks)
+    values = [random_qkv(heads, n, i, kv) for i, n in enumerate(lengths)]
     work = list(zip(values, lengths, counts, tables, strict=True))
     first = [(x, n - count, table) for x, n, count, table in work if n > count]
     prefilled = attention.step(
@@ -68,11 +68,11 @@ def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Head
     at = 0
     for x, n, _ in first:
         rows = np.unique(np.random.default_rng(n).integers(0, n, 12))
-        assert_equals_reference(heads, x[:n], rows, prefilled[at + rows], kv_f32)
+        assert_equals_reference(heads, x[:n], rows, prefilled[at + rows], kv)
         at += n
     at = 0
     for x, n, count, _ in work:
-        assert_equals_reference(heads, x, np.arange(n - count, n), decoded[at : at + count], kv_f32)
+        assert_equals_reference(heads, x, np.arange(n - count, n), decoded[at : at + count], kv)
         at += count
 
 
@@ -90,9 +90,9 @@ def test_mixed_batches_over_scattered_blocks_equal_numpy(level: str, heads: Head
 def test_an_output_in_the_form_of_a_linears_input_is_the_float_output_converted(level: str, shape: Shape) -> None:
     """In prefill, in decode, and where spans are merged."""
     for heads, n in [(Heads(6, 2, 64), 1100), (Heads(3, 3, 32), 40), (Heads(50, 1, 32), 530)]:
-        x, (table,) = random_qkv(heads, n, 0, False), scattered_tables([n], 80)
+        x, (table,) = random_qkv(heads, n, 0, KvType.BF16), scattered_tables([n], 80)
         floats, formed = (
-            AttentionBench(level, heads, kv_f32=False, tokens=n, blocks=80, sequences=1, out=out)
+            AttentionBench(level, heads, kv=KvType.BF16, tokens=n, blocks=80, sequences=1, out=out)
             for out in (None, shape)
         )
         norm = Bench(level, n)
@@ -115,21 +115,21 @@ def test_an_output_in_the_form_of_a_linears_input_is_the_float_output_converted(
 def test_one_long_sequence_is_split_over_spans_and_merged(level: str, threads: int) -> None:
     """A lone decode and short chunks have their spans computed apart, the more threads the finer."""
     heads, n = Heads(4, 2, 64), 1500
-    attention = AttentionBench(level, heads, kv_f32=True, tokens=n, blocks=100, sequences=1, threads=threads)
-    x, (table,) = random_qkv(heads, n, 0, True), scattered_tables([n], 100)
+    attention = AttentionBench(level, heads, kv=KvType.F32, tokens=n, blocks=100, sequences=1, threads=threads)
+    x, (table,) = random_qkv(heads, n, 0, KvType.F32), scattered_tables([n], 100)
     cuts = [1480, 1481, 1482, 1499]
     found = attention.sequence(x, table, cuts)
     rows = np.array([5, 600, 1200, *range(1479, 1500)])
-    assert_equals_reference(heads, x, rows, found[rows], True)
+    assert_equals_reference(heads, x, rows, found[rows], KvType.F32)
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_large_scores_neither_overflow_nor_vanish(level: str) -> None:
     """Scores of several thousands that rise and fall along the sequence: maxima move between chunks and spans."""
     heads, n = Heads(2, 1, 16, scale=50.0), 600
-    x = random_qkv(heads, n, 1, True)
+    x = random_qkv(heads, n, 1, KvType.F32)
     x[:, 2 * heads.dim : 3 * heads.dim] *= np.sin(np.arange(n) / 40)[:, None] * 3
-    attention = AttentionBench(level, heads, kv_f32=True, tokens=n, blocks=40, sequences=1)
+    attention = AttentionBench(level, heads, kv=KvType.F32, tokens=n, blocks=40, sequences=1)
     found = attention.sequence(x, scattered_tables([n], 40)[0], [300])
     rows = np.arange(0, n, 7)
     expected, bound = reference(heads, x, rows)
@@ -137,16 +137,16 @@ def test_large_scores_neither_overflow_nor_vanish(level: str) -> None:
     np.testing.assert_array_less(np.abs(found[rows] - expected), 4e-3 * bound + 1e-3)
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", [KvType.F32, KvType.BF16], ids=kv_name)
 @pytest.mark.parametrize("level", LEVELS)
-def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str, kv_f32: bool) -> None:
+def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str, kv: KvType) -> None:
     """Two layers written in one step; a copied block serves another sequence with the same history."""
     heads = Heads(2, 1, 32)
     bench = Bench(level, 40, sequences=2, table_stride=3)
     slots = [
         (
             bench.slot(Act.F32, heads.width),
-            bench.slot(Act.F32 if kv_f32 else Act.BF16, 64),
+            bench.slot(query_form(kv), 64),
             bench.slot(Act.F32, 64),
         )
         for _ in range(2)
@@ -156,12 +156,12 @@ def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str,
         for layer, (qkv, q, out) in enumerate(slots):
             plan.add_rope("rope", qkv.activation(), layer, 2, 1, 32, 0, -1, None, None, 0.0, q.activation())
             plan.add_attention("attention", q.activation(), layer, 2, 1, 32, heads.factor, 0.0, 0, out.activation())
-        plan.make_pool(9, kv_f32)
+        plan.make_pool(9, kv)
 
     bench.add(add)
     plan = bench.plan
-    assert plan.block_bytes == 2 * 2 * 32 * 16 * (4 if kv_f32 else 2)
-    values = [random_qkv(heads, 40, layer, kv_f32) for layer in range(2)]
+    assert plan.block_bytes == 2 * 2 * 32 * 16 * (4 if kv == KvType.F32 else 2)
+    values = [random_qkv(heads, 40, layer, kv) for layer in range(2)]
 
     def run(start: int, table: list[int]) -> list[Array]:
         plan.starts[0], plan.counts[0] = start, 40 - start
@@ -173,10 +173,10 @@ def test_layers_have_pools_of_their_own_and_blocks_are_copied_in_all(level: str,
 
     whole = run(0, [7, 2, 5])
     for x, found in zip(values, whole, strict=True):
-        assert_equals_reference(heads, x, np.arange(40), found, kv_f32)
+        assert_equals_reference(heads, x, np.arange(40), found, kv)
     plan.copy_blocks(np.array([[7, 0], [2, 8], [4, 4]], np.int32))
     run(0, [7, 2, 5])  # what was copied does not follow its source
     for x in values:
         x[32:] += 1
     for x, found in zip(values, run(32, [0, 8, 1]), strict=True):
-        assert_equals_reference(heads, to_bf16(x) if not kv_f32 else x, np.arange(32, 40), found, kv_f32)
+        assert_equals_reference(heads, to_bf16(x) if kv != KvType.F32 else x, np.arange(32, 40), found, kv)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo._native import Act, Epilogue
-from tests.native.attention import AttentionBench, Heads, Piece, scattered_tables
+from octavo._native import Act, Epilogue, KvType
+from tests.native.attention import KV_TYPES, AttentionBench, Heads, Piece, kv_name, scattered_tables
 from tests.native.harness import (
     FORMS,
     LEVELS,
@@ -107,27 +107,32 @@ ATTENTION = [
 CUTS = [[], [1], [64, 512], [17, 100, 511, 513], [3, 5, 8, 600], [*range(1, 1100, 47)], [600, *range(1090, 1100)]]
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
-@pytest.mark.parametrize("heads", ATTENTION, ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv"),
+    [
+        *((heads, kv) for heads in ATTENTION for kv in (KvType.F32, KvType.BF16)),
+        *((Heads(9, 3, 32, softcap=15.0), kv) for kv in KV_TYPES if kv not in (KvType.F32, KvType.BF16)),
+        *((heads, KvType.I8) for heads in ATTENTION if heads.slopes),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("level", LEVELS)
-def test_attention_does_not_depend_on_how_a_sequence_is_cut(level: str, heads: Heads, kv_f32: bool) -> None:
+def test_attention_does_not_depend_on_how_a_sequence_is_cut(level: str, heads: Heads, kv: KvType) -> None:
     """Prefill in one step, in chunks, and token by token (the last ten), over other blocks and with 1 to 3 threads."""
     n = 1100 if heads.q < 50 else 560
     x = np.random.default_rng(0).standard_normal((n, heads.width)).astype(np.float32)
     expected: Array | None = None
     for i, ends in enumerate(CUTS):
         cuts = [end for end in ends if end < n]
-        attention = AttentionBench(
-            level, heads, kv_f32=kv_f32, tokens=n, blocks=80, sequences=1, stride=70, threads=1 + i % 3
-        )
+        attention = AttentionBench(level, heads, kv=kv, tokens=n, blocks=80, sequences=1, stride=70, threads=1 + i % 3)
         found = attention.sequence(x, scattered_tables([n], 80, seed=i)[0], cuts).view(np.uint32)
         expected = found if expected is None else expected
         np.testing.assert_array_equal(found, expected, err_msg=f"cut at {cuts}")
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", KV_TYPES, ids=kv_name)
 @pytest.mark.parametrize("level", LEVELS)
-def test_attention_does_not_depend_on_other_sequences(level: str, kv_f32: bool) -> None:
+def test_attention_does_not_depend_on_other_sequences(level: str, kv: KvType) -> None:
     """Decodes and chunks of twelve sequences in one step have the bits they have alone."""
     heads = Heads(4, 2, 32)
     lengths = [1, 16, 17, 64, 100, 130, 512, 513, 514, 600, 1030, 1040]
@@ -135,8 +140,8 @@ def test_attention_does_not_depend_on_other_sequences(level: str, kv_f32: bool) 
     rng = np.random.default_rng(0)
     values = [rng.standard_normal((n, heads.width)).astype(np.float32) for n in lengths]
     tables = scattered_tables(lengths, blocks)
-    together = AttentionBench(level, heads, kv_f32=kv_f32, tokens=sum(lengths), blocks=blocks, threads=2)
-    alone = AttentionBench(level, heads, kv_f32=kv_f32, tokens=sum(lengths), blocks=blocks, threads=3)
+    together = AttentionBench(level, heads, kv=kv, tokens=sum(lengths), blocks=blocks, threads=2)
+    alone = AttentionBench(level, heads, kv=kv, tokens=sum(lengths), blocks=blocks, threads=3)
     counts = [min(n, 1 + 5 * (i % 3)) for i, n in enumerate(lengths)]
     work = [(x, n - count, count, table) for x, n, count, table in zip(values, lengths, counts, tables, strict=True)]
     first = [(x, start, table) for x, start, _, table in work if start]

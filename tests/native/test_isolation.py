@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo._native import Act, Epilogue, Plan
-from tests.native.attention import AttentionBench, Heads, Piece
+from octavo._native import Act, Epilogue, KvType, Plan
+from tests.native.attention import KV_TYPES, AttentionBench, Heads, Piece, kv_name
 from tests.native.harness import FORMS, LEVELS, Bench, Quantized, Shape, linear_bench, make_weight, random_input
 
 BAD = [np.nan, np.inf, -np.inf]
@@ -94,9 +94,9 @@ def test_a_bad_row_of_a_norm_is_bad_alone(level: str) -> None:
         assert np.isfinite(found[[0, 2, 3, 5]]).all()
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", KV_TYPES, ids=kv_name)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_block_left_by_a_bad_sequence_serves_the_next(level: str, kv_f32: bool) -> None:
+def test_a_block_left_by_a_bad_sequence_serves_the_next(level: str, kv: KvType) -> None:
     """Slots past the end of a sequence hold what was there before; they are multiplied with a probability of zero."""
     heads = Heads(4, 2, 32)
     rng = np.random.default_rng(0)
@@ -104,7 +104,7 @@ def test_a_block_left_by_a_bad_sequence_serves_the_next(level: str, kv_f32: bool
     table = np.array([3, 0, 2], np.int32)
 
     def run(dirty: float | None) -> np.ndarray:
-        attention = AttentionBench(level, heads, kv_f32=kv_f32, tokens=48, blocks=4, sequences=2, stride=3)
+        attention = AttentionBench(level, heads, kv=kv, tokens=48, blocks=4, sequences=2, stride=3)
         if dirty is not None:
             bad = np.full((48, heads.width), dirty, np.float32)
             bad[::2, ::3] = -dirty
@@ -121,13 +121,13 @@ def test_a_block_left_by_a_bad_sequence_serves_the_next(level: str, kv_f32: bool
         np.testing.assert_array_equal(run(bad), expected)
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", KV_TYPES, ids=kv_name)
 @pytest.mark.parametrize("level", LEVELS)
-def test_bad_queries_do_not_reach_other_tokens_of_the_step(level: str, kv_f32: bool) -> None:
+def test_bad_queries_do_not_reach_other_tokens_of_the_step(level: str, kv: KvType) -> None:
     heads = Heads(4, 2, 32)
     x = np.random.default_rng(0).standard_normal((30, heads.width)).astype(np.float32)
     table = np.arange(4, dtype=np.int32)
-    attention = AttentionBench(level, heads, kv_f32=kv_f32, tokens=60, blocks=8, sequences=2, stride=4)
+    attention = AttentionBench(level, heads, kv=kv, tokens=60, blocks=8, sequences=2, stride=4)
     expected = attention.step([Piece(0, 30, table), Piece(0, 30, table + 4)], np.concatenate([x, x]))
     bad = x.copy()
     bad[10, : heads.q * heads.dim] = np.nan

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from octavo._native import Act, Form, Plan
-from tests.native.attention import Piece, scattered_tables
+from octavo._native import Act, Form, KvType, Plan
+from tests.native.attention import Piece, kv_name, scattered_tables
 from tests.native.harness import LEVELS, Array, Bench, Shape, make_weight, to_bf16
 
 
@@ -41,9 +41,9 @@ STRIDE = 40  # blocks
 class LatentBench:
     """A plan of one layer: expansion of queries, append, attention, expansion of values."""
 
-    def __init__(self, level: str, sizes: Sizes, *, kv_f32: bool, tokens: int, threads: int = 2) -> None:
+    def __init__(self, level: str, sizes: Sizes, *, kv: KvType, tokens: int, threads: int = 2) -> None:
         self.sizes = sizes
-        form, act = (Form.F32, Act.F32) if kv_f32 else (Form.BF16, Act.BF16)
+        form, act = (Form.F32, Act.F32) if kv == KvType.F32 else (Form.BF16, Act.BF16)
         self.keys = [make_weight(Shape(form), sizes.rank, sizes.nope, seed=h) for h in range(sizes.heads)]
         self.values = [make_weight(Shape(form), sizes.value, sizes.rank, seed=50 + h) for h in range(sizes.heads)]
         rng = np.random.default_rng(9)
@@ -57,7 +57,7 @@ class LatentBench:
         self.attended, self.out = slot(act, sizes.heads * sizes.dim), slot(Act.F32, sizes.heads * sizes.value)
         self.bench.add(self._add)
         self.blocks = 60
-        self.kv_f32 = kv_f32
+        self.kv_type = kv
 
     def _add(self, plan: Plan) -> None:
         s = self.sizes
@@ -89,7 +89,7 @@ class LatentBench:
         plan.add_head_linear(
             "values", packed, self.attended.activation(), s.rope, s.dim, self.out.activation(), 0, s.value
         )
-        plan.make_pool(self.blocks, self.kv_f32)
+        plan.make_pool(self.blocks, self.kv_type)
 
     def step(self, pieces: list[Piece], q: Array, kv: Array) -> Array:
         plan, rows = self.bench.plan, len(q)
@@ -132,20 +132,20 @@ def random_values(sizes: Sizes, tokens: int, seed: int = 0) -> tuple[Array, Arra
     return to_bf16(q), to_bf16(rng.standard_normal((tokens, sizes.dim)))
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv_type", [KvType.F32, KvType.BF16, KvType.I8, KvType.E4M3], ids=kv_name)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_latent_attention_equals_numpy_and_itself_in_pieces(level: str, sizes: Sizes, kv_f32: bool) -> None:
+def test_latent_attention_equals_numpy_and_itself_in_pieces(level: str, sizes: Sizes, kv_type: KvType) -> None:
     tokens = 530 if sizes.heads == 3 else 75
-    bench = LatentBench(level, sizes, kv_f32=kv_f32, tokens=2 * tokens)
+    bench = LatentBench(level, sizes, kv=kv_type, tokens=2 * tokens)
     table, other = scattered_tables([tokens, 90], bench.blocks)
     q, kv = random_values(sizes, tokens)
     whole = bench.step([Piece(0, tokens, table)], q, kv)
     expected = bench.expected(q, kv)
     error = np.abs(whole - expected).max()
-    assert error < (2e-4 if kv_f32 else 5e-2) * np.abs(expected).max(), error
+    assert error < {KvType.F32: 2e-4, KvType.E4M3: 0.3}.get(kv_type, 5e-2) * np.abs(expected).max(), error
     # The same bits in pieces, beside another sequence, and by one thread.
-    again = LatentBench(level, sizes, kv_f32=kv_f32, tokens=2 * tokens, threads=1)
+    again = LatentBench(level, sizes, kv=kv_type, tokens=2 * tokens, threads=1)
     q2, kv2 = random_values(sizes, 3, seed=1)
     parts = []
     for start, stop in [(0, 1), (1, 40), (40, tokens - 1), (tokens - 1, tokens)]:
@@ -156,7 +156,7 @@ def test_latent_attention_equals_numpy_and_itself_in_pieces(level: str, sizes: S
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_latent_that_is_no_number_is_not_lost(level: str) -> None:
-    bench = LatentBench(level, SIZES[0], kv_f32=False, tokens=4)
+    bench = LatentBench(level, SIZES[0], kv=KvType.BF16, tokens=4)
     (table,) = scattered_tables([4], bench.blocks)
     q, kv = random_values(SIZES[0], 4)
     kv[2, 70] = np.inf
@@ -173,4 +173,4 @@ def test_sizes_that_reach_across_heads_are_refused() -> None:
         Sizes(2, 32, 96, 512, 64),
     ):
         with pytest.raises(ValueError, match=r"multiple|up to"):
-            _ = LatentBench(LEVELS[-1], sizes, kv_f32=True, tokens=4).bench.plan
+            _ = LatentBench(LEVELS[-1], sizes, kv=KvType.F32, tokens=4).bench.plan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from octavo._native import Act, Activation, Elementwise, Epilogue, Form, Plan
+from octavo._native import Act, Activation, Elementwise, Epilogue, Form, KvType, Plan
 from tests.native.harness import LEVELS, Array, Bench, Shape, make_weight
 
 VOCAB, WIDTH = 50, 32
@@ -153,7 +153,7 @@ def after(first: Callable[[Plan], None], second: Callable[[Plan], None]) -> Call
 
 
 def pool(plan: Plan) -> None:
-    plan.make_pool(4, True)
+    plan.make_pool(4, KvType.F32)
 
 
 def wide_heads(plan: Plan) -> None:
@@ -262,9 +262,9 @@ REFUSED: list[tuple[Callable[[Plan], Any], str]] = [
     (lambda p: add(p, Elementwise.Softcap, b=None, scalar=0.0), "soft cap and limit must be positive"),
     (lambda p: add(p, Elementwise.Clip, b=None, scalar=0.0), "soft cap and limit must be positive"),
     (pool, "a pool needs"),
-    (after(heads, lambda p: p.make_pool(0, True)), "a pool needs"),
-    (after(heads, lambda p: p.make_pool(1 << 40, True)), "a pool needs"),
-    (after(heads, lambda p: p.make_pool(4, False)), "the same form"),
+    (after(heads, lambda p: p.make_pool(0, KvType.F32)), "a pool needs"),
+    (after(heads, lambda p: p.make_pool(1 << 40, KvType.F32)), "a pool needs"),
+    (after(heads, lambda p: p.make_pool(4, KvType.BF16)), "queries are f32"),
     (after(after(heads, pool), pool), "has one pool"),
     (after(heads, lambda p: p.run(1, 0)), "needs a pool"),
     (lambda p: p.set_logits(value(VOCAB)), "ends the head"),
@@ -327,7 +327,7 @@ def ready() -> Plan:
         plan.add_norm("gather", out.activation(), 32, None, None, 0.0, False, out.activation(), gather=True)
         plan.add_linear("head", weight, out.activation(), None, Epilogue.Store, logits.activation(), VOCAB)
         plan.set_logits(logits.activation())
-        plan.make_pool(6, True)
+        plan.make_pool(6, KvType.F32)
 
     bench.add(build_all)
     plan = bench.plan

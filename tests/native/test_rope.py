@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from octavo._native import Act, Plan
+from octavo._native import Act, KvType, Plan
 from tests.native import attention
+from tests.native.attention import KV_TYPES, kv_name, query_form
 from tests.native.harness import LEVELS, Array, Bench, Slot, to_bf16
 
 POSITIONS = 96
@@ -93,10 +94,10 @@ class RopeBench:
     weights: list[Array | None]
 
 
-def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
+def rope_bench(level: str, case: Case, kv: KvType) -> RopeBench:
     bench = Bench(level, 64, sequences=2, table_stride=POSITIONS // 16)
     qkv = bench.slot(Act.F32, (case.q + 2 * case.kv) * case.dim)
-    q = bench.slot(Act.F32 if kv_f32 else Act.BF16, case.q * case.dim)
+    q = bench.slot(query_form(kv), case.q * case.dim)
     out = bench.slot(Act.F32, case.q * case.dim)
     rng = np.random.default_rng(1)
     weights = [
@@ -110,17 +111,17 @@ def rope_bench(level: str, case: Case, kv_f32: bool) -> RopeBench:
         more = (case.layer, case.wide, case.after, plan.add_query_factors(factors()) if case.factors else -1)
         plan.add_rope("rope", qkv.activation(), *shape, case.rope, cosines, *weights, 1e-6, q.activation(), *more)
         plan.add_attention("attention", q.activation(), *shape, case.dim**-0.5, 0.0, 0, out.activation())
-        plan.make_pool(16, kv_f32)
+        plan.make_pool(16, kv)
 
     bench.add(add)
     return RopeBench(bench, qkv, q, out, weights)
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", [KvType.F32, KvType.BF16], ids=kv_name)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
-def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv_f32: bool) -> None:
-    rope = rope_bench(level, case, kv_f32)
+def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv: KvType) -> None:
+    rope = rope_bench(level, case, kv)
     plan = rope.bench.plan
     plan.block_tables[:] = np.random.default_rng(0).permutation(12).reshape(2, 6)
     x = np.random.default_rng(0).standard_normal((2, 70, rope.qkv.width)).astype(np.float32)
@@ -139,40 +140,42 @@ def test_queries_and_keys_are_normed_and_rotated(level: str, case: Case, kv_f32:
         q, k = (prepared(x, weight, case) for x, weight in zip((q, k), rope.weights, strict=True))
         q = (q * (factors()[:70, None, None] if case.factors else 1)).reshape(70, -1)
         k = k.reshape(70, -1)
-        if kv_f32:
+        if kv == KvType.F32:
             np.testing.assert_allclose(queries[i], q, rtol=2e-6, atol=3e-6)
         else:
             np.testing.assert_allclose(queries[i], q, rtol=2**-8, atol=3e-6)
             q, k = to_bf16(q.astype(np.float32)), to_bf16(k.astype(np.float32))
             # The nearest bf16, but for values that lie between two.
             assert (queries[i] == q).mean() > 0.995
-        v = v.reshape(70, -1) if kv_f32 else to_bf16(v.astype(np.float32).reshape(70, -1))
+        v = v.reshape(70, -1) if kv == KvType.F32 else to_bf16(v.astype(np.float32).reshape(70, -1))
         expected, bound = attention.reference(heads, np.concatenate([q, k, v], axis=1), positions)
-        np.testing.assert_array_less(np.abs(outputs[i] - expected), (2e-5 if kv_f32 else 2**-6) * bound + 1e-6)
+        np.testing.assert_array_less(
+            np.abs(outputs[i] - expected), (2e-5 if kv == KvType.F32 else 2**-6) * bound + 1e-6
+        )
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_without_rotation_or_norm_queries_are_copied(level: str) -> None:
-    for kv_f32 in (True, False):
-        rope = rope_bench(level, Case(3, 1, 48, 0), kv_f32)
+    for kv in (KvType.F32, KvType.BF16):
+        rope = rope_bench(level, Case(3, 1, 48, 0), kv)
         x = np.random.default_rng(0).standard_normal((5, rope.qkv.width)).astype(np.float32)
         rope.qkv.write(x)
         plan = rope.bench.plan
         plan.starts[0], plan.counts[0], plan.block_tables[0] = 0, 5, np.arange(6)
         plan.run(1, 0)
         wanted = x[:, : 3 * 48]
-        np.testing.assert_array_equal(rope.q.read(5), wanted if kv_f32 else to_bf16(wanted))
+        np.testing.assert_array_equal(rope.q.read(5), wanted if kv == KvType.F32 else to_bf16(wanted))
 
 
-@pytest.mark.parametrize("kv_f32", [True, False], ids=["f32", "bf16"])
+@pytest.mark.parametrize("kv", KV_TYPES, ids=kv_name)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_token_whose_key_or_value_is_not_finite_attends_to_no_number(level: str, kv_f32: bool) -> None:
+def test_a_token_whose_key_or_value_is_not_finite_attends_to_no_number(level: str, kv: KvType) -> None:
     case = Case(4, 2, 32, 32)
     x = np.random.default_rng(0).standard_normal((9, (case.q + 2 * case.kv) * case.dim)).astype(np.float32)
     key, value = case.q * case.dim + 40, (case.q + case.kv) * case.dim + 3
     for row, column, bad in [(2, key, np.nan), (5, value, np.nan), (6, key, -np.inf), (8, value, np.inf)]:
         x[row, column] = bad
-    rope = rope_bench(level, case, kv_f32)
+    rope = rope_bench(level, case, kv)
     rope.qkv.write(x)
     plan = rope.bench.plan
     plan.starts[0], plan.counts[0], plan.block_tables[0] = 0, 9, np.arange(6)

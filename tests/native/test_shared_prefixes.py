@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.native.attention import AttentionBench, Heads, Piece
+from octavo._native import KvType
+from tests.native.attention import KV_TYPES, AttentionBench, Heads, Piece
 from tests.native.harness import LEVELS, Array
 
 SHAPES = [
@@ -64,10 +65,10 @@ class Contents:
             self.known.append(sum(length for name, length in parts if name not in new) if shared else 0)
 
 
-def last_step(tree: Tree, heads: Heads, level: str, threads: int, *, kv_f32: bool, shared: bool) -> tuple[Array, float]:
+def last_step(tree: Tree, heads: Heads, level: str, threads: int, *, kv: KvType, shared: bool) -> tuple[Array, float]:
     """The rows of the step that computes the last tokens of all sequences, and the bytes it read from the pool."""
     contents = Contents(tree, heads, shared=shared)
-    bench = AttentionBench(level, heads, kv_f32=kv_f32, tokens=1300, blocks=4000, sequences=len(tree), threads=threads)
+    bench = AttentionBench(level, heads, kv=kv, tokens=1300, blocks=4000, sequences=len(tree), threads=threads)
     pieces, rows = [], []
     for (_, _, count), x, table, known in zip(tree, contents.values, contents.tables, contents.known, strict=True):
         end = len(x) - count
@@ -81,18 +82,19 @@ def last_step(tree: Tree, heads: Heads, level: str, threads: int, *, kv_f32: boo
     return found.view(np.uint32), profile["bytes"]
 
 
-CASES = [(tree, SHAPES[0], kv_f32) for tree in TREES for kv_f32 in (True, False)]
-CASES += [(tree, heads, False) for tree in ("a span", "one in another", "several tokens") for heads in SHAPES[1:]]
+CASES = [(tree, SHAPES[0], kv) for tree in TREES for kv in (KvType.F32, KvType.BF16)]
+CASES += [("one in another", SHAPES[0], kv) for kv in KV_TYPES if kv not in (KvType.F32, KvType.BF16)]
+CASES += [(tree, heads, KvType.BF16) for tree in ("a span", "one in another", "several tokens") for heads in SHAPES[1:]]
 
 
-@pytest.mark.parametrize(("tree", "heads", "kv_f32"), CASES, ids=str)
+@pytest.mark.parametrize(("tree", "heads", "kv"), CASES, ids=str)
 @pytest.mark.parametrize("level", LEVELS)
 def test_sequences_have_the_same_bits_with_blocks_in_common_and_apart(
-    level: str, tree: str, heads: Heads, kv_f32: bool
+    level: str, tree: str, heads: Heads, kv: KvType
 ) -> None:
-    apart, _ = last_step(TREES[tree], heads, level, 2, kv_f32=kv_f32, shared=False)
+    apart, _ = last_step(TREES[tree], heads, level, 2, kv=kv, shared=False)
     for threads in (1, 3):
-        together, _ = last_step(TREES[tree], heads, level, threads, kv_f32=kv_f32, shared=True)
+        together, _ = last_step(TREES[tree], heads, level, threads, kv=kv, shared=True)
         np.testing.assert_array_equal(together, apart, err_msg=f"{threads} threads")
 
 
@@ -113,6 +115,6 @@ def test_sequences_have_the_same_bits_with_blocks_in_common_and_apart(
 def test_what_sequences_share_is_read_once_for_several(tree: str, heads: Heads, once: bool) -> None:
     """Not where a window has been passed, nor where a group alone fills an item."""
     (_, apart), (_, together) = (
-        last_step(TREES[tree], heads, "", 1, kv_f32=False, shared=shared) for shared in (False, True)
+        last_step(TREES[tree], heads, "", 1, kv=KvType.BF16, shared=shared) for shared in (False, True)
     )
     assert together < 0.75 * apart if once else together == apart

@@ -16,12 +16,17 @@ _FIGURES = ("mean_kl", "p99_kl", "top1", "positions")
 
 
 def recorded_quality(model_sha256: str, form: str | None, *, folder: Path | None = None) -> dict[str, Any]:
-    """The divergence of ``form`` (None: as stored) of that model; ``mean_kl`` None with the reason if there is none."""
+    """The divergence of ``form`` (None: as stored) of that model; ``mean_kl`` None with the reason if there is none.
+
+    Records of a KV cache that is not bf16 are of something else.
+    """
     name = form or AS_STORED
     found = [
         (record["date"], file, record)
         for file, record in _records(folder)
-        if record.get("model_sha256") == model_sha256 and record.get("form") == name
+        if record.get("model_sha256") == model_sha256
+        and record.get("form") == name
+        and record.get("kv_cache_dtype", "auto") in ("auto", "bf16")
     ]
     if not found:
         return no_quality(_why_not(folder, f"this model in the form {name!r}"))

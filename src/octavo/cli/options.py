@@ -66,11 +66,23 @@ class Quantization(StrEnum):
 
 
 class KvCacheDtype(StrEnum):
-    """Types of the KV cache."""
+    """Types of the KV cache: octavo.kv_cache.KV_CACHE_DTYPES."""
 
     auto = "auto"
     bf16 = "bf16"
+    f16 = "f16"
     f32 = "f32"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m2 = "fp8_e5m2"
+    fp8_per_token_head = "fp8_per_token_head"
+    int8 = "int8"
+    int4 = "int4"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    float32 = "float32"
+    fp8 = "fp8"
+    int8_per_token_head = "int8_per_token_head"
+    int4_per_token_head = "int4_per_token_head"
 
 
 # Engine.

@@ -62,36 +62,35 @@ def plan(
 
 
 def _what_fits(description: ModelDescription, options: EngineOptions, hardware: Hardware) -> str:
-    """A row for each weight form and KV type: its sizes, and what the pool then holds."""
+    """A row for each weight form and, with the form chosen, each KV type: its sizes, and what the pool then holds."""
     from octavo.frontend.description import memory_needs
+    from octavo.kv_cache import KV_CACHE_TYPES, kv_cache_type
     from octavo.planning.memory import plan_memory
     from octavo.planning.units import format_bytes
     from octavo.weights.built import BuiltCheckpoint
 
-    chosen_kv = "bf16" if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    rows = []
+    form, kv = options.quantization, kv_cache_type(options.kv_cache_dtype).name
     forms = (
         (None,)
         if isinstance(description.checkpoint, BuiltCheckpoint)
         else (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g64", "w4-g128", "fp8")
     )
-    for form in forms:
-        for kv in ("bf16", "f32"):
-            needs = memory_needs(description, replace(options, quantization=form, kv_cache_dtype=kv))
-            name = f"{needs.weights_form}, {kv} KV"
-            if form == options.quantization and kv == chosen_kv:
-                name += " (chosen)"
-            weights = format_bytes(needs.weights_bytes)
-            per_token = format_bytes(needs.block_bytes // needs.block_size)
-            try:
-                fitted = plan_memory(needs, hardware)
-            except CapacityError as error:
-                missing = format_bytes((error.needed or 0) - (error.available or 0))
-                rows.append((name, weights, per_token, f"{missing} missing", "", ""))
-                continue
-            sequences = f"{fitted.full_sequences:.1f}".removesuffix(".0")
-            rows.append(
-                (name, weights, per_token, format_bytes(fitted.kv_bytes), f"{fitted.max_model_len:,}", sequences)
-            )
+    choices = [(each, kv) for each in forms]
+    choices += [(form, each) for each in KV_CACHE_TYPES if each != kv]
+    rows = []
+    for choice in choices:
+        changed = replace(options, quantization=choice[0], kv_cache_dtype=choice[1])
+        needs = memory_needs(description, changed, alternatives=False)
+        name = f"{needs.weights_form}, {choice[1]} KV" + (" (chosen)" if choice == (form, kv) else "")
+        weights = format_bytes(needs.weights_bytes)
+        per_token = format_bytes(needs.block_bytes // needs.block_size)
+        try:
+            fitted = plan_memory(needs, hardware)
+        except CapacityError as error:
+            missing = format_bytes((error.needed or 0) - (error.available or 0))
+            rows.append((name, weights, per_token, f"{missing} missing", "", ""))
+            continue
+        sequences = f"{fitted.full_sequences:.1f}".removesuffix(".0")
+        rows.append((name, weights, per_token, format_bytes(fitted.kv_bytes), f"{fitted.max_model_len:,}", sequences))
     header = ("form", "weights", "KV a token", "KV pool", "longest", "such sequences")
     return table(header, rows)

@@ -19,6 +19,7 @@ from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, lower
 from octavo.backends.cpu.sizes import step_shape
 from octavo.errors import ConfigError, ModelError
 from octavo.frontend.description import ModelDescription, describe_model
+from octavo.kv_cache import kv_cache_type
 from octavo.planning.hardware import probe
 from octavo.planning.units import format_bytes
 from octavo.weights.built import (
@@ -35,6 +36,7 @@ from octavo.weights.built import (
 )
 from octavo.weights.gguf import GgufCheckpoint
 from octavo.weights.hub import TOKENIZER_FILES
+from octavo.weights.kv_scales import is_kv_scale
 
 __all__ = ["BuildResult", "build_model"]
 
@@ -112,7 +114,11 @@ def _write(
     checkpoint, workers = description.checkpoint, threads or probe().default_threads
     # Packed weights do not depend on the size of steps or the type of the KV cache.
     lowered = lower(
-        description.graph, checkpoint, quantization=quantization, kv_f32=False, shape=step_shape(64, 1, BLOCK_SIZE)
+        description.graph,
+        checkpoint,
+        quantization=quantization,
+        kv=kv_cache_type("auto"),
+        shape=step_shape(64, 1, BLOCK_SIZE),
     )
     needed = sum(packing.nbytes for packing in lowered.packings)
     if needed > shutil.disk_usage(work).free:
@@ -120,7 +126,8 @@ def _write(
             f"{work.parent}: {format_bytes(needed)} are needed, {format_bytes(shutil.disk_usage(work).free)} are free"
         )
     weights = write_weights(lowered.packings, work / WEIGHTS, workers, lambda done, total: progress(name, done, total))
-    save_file(lowered.vectors, work / VECTORS)
+    scales = {scale: checkpoint.tensor(scale).read_f32() for scale in filter(is_kv_scale, checkpoint.names())}
+    save_file(lowered.vectors | scales, work / VECTORS)
     (work / VECTORS).chmod(0o644)
     _write_json(work / "config.json", checkpoint.config)
     if checkpoint.generation_config:

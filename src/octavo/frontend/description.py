@@ -11,6 +11,7 @@ from typing import Self
 from octavo.backends.cpu import CpuSizes, cpu_sizes
 from octavo.errors import CapacityError, ParameterError
 from octavo.frontend.options import EngineOptions
+from octavo.kv_cache import kv_cache_type
 from octavo.models.derived import derived_source
 from octavo.models.graph import Graph
 from octavo.models.registry import build_graph, check_weights, fit_names
@@ -93,8 +94,10 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
         other = _sizes(description, options, form, kv_dtype)
         if form != chosen and other.weights_bytes < sizes.weights_bytes:
             others.append(_alternative(f"quantization={form}", other))
-    if alternatives and kv_dtype == "f32":
-        others.append(_alternative("kv_cache_dtype=bf16", _sizes(description, options, chosen, "bf16")))
+    bits = kv_cache_type(kv_dtype).bits
+    for name in ("bf16", "int8") if alternatives else ():
+        if kv_cache_type(name).bits < bits:
+            others.append(_alternative(f"kv_cache_dtype={name}", _sizes(description, options, chosen, name)))
     return MemoryNeeds(
         weights_bytes=sizes.weights_bytes,
         block_bytes=sizes.block_bytes,
@@ -108,7 +111,7 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
         kv_cache_bytes=options.kv_cache_bytes,
         num_blocks=options.num_gpu_blocks_override,
         weights_form={None: "as in the file", "none": "bf16"}.get(chosen, chosen or ""),
-        kv_dtype="bf16" if kv_dtype == "auto" else kv_dtype,
+        kv_dtype=kv_cache_type(kv_dtype).name,
         alternatives=tuple(others),
     )
 

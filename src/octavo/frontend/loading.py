@@ -20,10 +20,13 @@ from octavo.errors import ModelError
 from octavo.frontend.description import describe_model, fit_memory, memory_needs
 from octavo.frontend.options import EngineOptions
 from octavo.frontend.tokenizer import Tokenizer, give_back_memory, load_tokenizer
+from octavo.kv_cache import kv_cache_type
 from octavo.planning.hardware import probe
 from octavo.planning.memory import MemoryPlan
 from octavo.weights.built import TUNING, BuiltCheckpoint
+from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.hub import resolve_model
+from octavo.weights.kv_scales import static_kv_scales
 
 if TYPE_CHECKING:
     import numpy as np
@@ -165,6 +168,7 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
             checkpoint,
             quantization=options.quantization,
             kv_cache_dtype=options.kv_cache_dtype,
+            kv_scales=_kv_scales(checkpoint, options, graph.num_layers),
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_num_seqs=options.max_num_seqs,
             max_model_len=plan.max_model_len,
@@ -205,3 +209,12 @@ def _load(options: EngineOptions, path: Path, with_tokenizer: bool) -> LoadedMod
             tuning=tuning,
             resources=stack.pop_all(),
         )
+
+
+def _kv_scales(checkpoint: Checkpoint, options: EngineOptions, layers: int) -> list[tuple[float, float]]:
+    """The scales that come with the checkpoint, if the KV cache is of a type that takes them."""
+    if not kv_cache_type(options.kv_cache_dtype).static:
+        return []
+    scales = static_kv_scales(checkpoint, layers)
+    _log.info("KV cache: %s, %s", options.kv_cache_dtype, "scales of the checkpoint" if scales else "scales of 1")
+    return scales

@@ -9,6 +9,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 
 from octavo.errors import ConfigError, ParameterError
+from octavo.kv_cache import KV_CACHE_DTYPES
 
 __all__ = ["DEFAULT_MODEL", "EngineOptions", "option_documentation"]
 
@@ -16,7 +17,6 @@ DEFAULT_MODEL = "smollm2-135m"
 
 # "f32" is a yardstick: weights and arithmetic in float32, at a fraction of the speed.
 _QUANTIZATIONS = (None, "none", "w8", "w8-wide", "w8-channel", "w4", "w4-g32", "w4-g64", "w4-g128", "fp8", "f32")
-_KV_CACHE_DTYPES = ("auto", "bf16", "f32")
 _POLICIES = ("fcfs", "priority", "shortest", "fair")
 _CAPACITIES = ("max_utilization", "no_evict")
 _BLOCK_SIZES = (16,)
@@ -57,7 +57,11 @@ class EngineOptions:
         "weights: none (bf16) or, quantised while loading, w8, w8-wide, w8-channel, w4, w4-g32, w4-g64, w4-g128 or "
         "fp8; default: as they are in the file",
     )
-    kv_cache_dtype: str = _option("auto", "type of the KV cache: auto (bf16), bf16 or f32")
+    kv_cache_dtype: str = _option(
+        "auto",
+        "type of the KV cache: auto (bf16), bf16, f16, f32, fp8_e4m3 (or fp8), fp8_e5m2, fp8_per_token_head, int8 or "
+        "int4; those of 8 bits take half the memory of bf16, int4 a quarter",
+    )
     max_model_len: int | None = _option(
         None, "longest prompt plus answer in tokens; default: what the model allows and memory holds"
     )
@@ -103,7 +107,7 @@ class EngineOptions:
         if self.tokenizer is not None:
             _text("tokenizer", self.tokenizer)
         _one_of("quantization", self.quantization, _QUANTIZATIONS)
-        _one_of("kv_cache_dtype", self.kv_cache_dtype, _KV_CACHE_DTYPES)
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_model_len is not None:
             _integer("max_model_len", self.max_model_len, 2, _MAX_TOKENS)
         _integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, _MAX_TOKENS)

@@ -20,6 +20,7 @@ from octavo.models import families
 from octavo.models.config import ConfigReader
 from octavo.models.derived import Derived
 from octavo.models.graph import Graph, Shape
+from octavo.weights.kv_scales import is_kv_scale
 from octavo.weights.quantized import find_method
 
 # Derived from the configuration, stored by old checkpoints all the same.
@@ -135,7 +136,7 @@ def check_weights(graph: Graph, checkpoint: CheckpointLike) -> None:
     buffers = [_IGNORABLE] + ([] if graph.buffers is None else [re.compile(graph.buffers)])
     unknown = [name for name in unknown if not any(pattern.search(name) for pattern in buffers)]
     unknown = [name for name in unknown if not name.startswith(graph.unused)]
-    unknown = [name for name in unknown if not _adds_nothing(checkpoint, name)]
+    unknown = [name for name in unknown if not _adds_nothing(checkpoint, name) and not is_kv_scale(name)]
     if unknown:
         problems.append(f"unknown {_listed(unknown)}")
     wrong = [

@@ -11,7 +11,8 @@ import pytest
 from octavo.backends.cpu import CpuBackend, cpu_sizes
 from octavo.backends.cpu.backend import instruction_set
 from octavo.backends.interface import SampledToken, SequenceWork, StepBatch
-from octavo.errors import ConfigError, ParameterError
+from octavo.errors import ConfigError, ModelError, ParameterError
+from octavo.kv_cache import KV_CACHE_TYPES
 from octavo.models.graph import Graph
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
@@ -20,6 +21,9 @@ from octavo.sampling.rows import RowSampling
 from octavo.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.backends.cpu.tensors import Array
 from tests.models.tiny import random_tokens
+
+# Types for heads of 16 such as this model has.
+ANY_HEAD = [name for name in KV_CACHE_TYPES if name != "int4"]
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +180,7 @@ def test_a_last_block_may_be_longer_than_the_model(model: tuple[Graph, Checkpoin
 
 
 @pytest.mark.parametrize("quantization", [None, "w8", "w8-wide", "w4"])
-@pytest.mark.parametrize("kv", ["auto", "f32"])
+@pytest.mark.parametrize("kv", ["auto", *ANY_HEAD])
 def test_sizes_foretold_are_those_taken(model: tuple[Graph, Checkpoint], quantization: str | None, kv: str) -> None:
     graph, checkpoint = model
     options = {"quantization": quantization, "kv_cache_dtype": kv, "max_num_batched_tokens": 64, "max_num_seqs": 5}
@@ -185,6 +189,32 @@ def test_sizes_foretold_are_those_taken(model: tuple[Graph, Checkpoint], quantiz
     assert sizes.block_bytes == plan.block_bytes
     assert sizes.arena_bytes == len(plan.arena)
     assert sizes.weights_bytes > 0
+
+
+@pytest.mark.parametrize("kv", ANY_HEAD)
+def test_logits_with_every_type_are_near_those_of_float32(model: tuple[Graph, Checkpoint], kv: str) -> None:
+    tokens = random_tokens(75, 300, seed=4)
+    exact = load(model, quantization="f32", kv_cache_dtype="f32").prompt_logits(tokens)
+    found = load(model, quantization="f32", kv_cache_dtype=kv).prompt_logits(tokens)
+    error = np.sqrt(((found - exact) ** 2).mean()) / np.abs(exact).max()
+    assert error <= {"f32": 0, "f16": 5e-4, "bf16": 5e-3, "int8": 0.012, "fp8_e5m2": 0.12}.get(kv, 0.06)
+
+
+def test_heads_that_4_bits_cannot_have_are_refused(model: tuple[Graph, Checkpoint]) -> None:
+    with pytest.raises(ModelError, match="int4 needs heads of a multiple of 32; this model's head_dim is 16: use int8"):
+        load(model, kv_cache_dtype="int4")
+
+
+def test_scales_of_fp8_are_used(model: tuple[Graph, Checkpoint]) -> None:
+    tokens = random_tokens(40, 300, seed=4)
+    layers = model[0].num_layers
+    plain = load(model, kv_cache_dtype="fp8_e4m3").prompt_logits(tokens)
+    ones = load(model, kv_cache_dtype="fp8_e4m3", kv_scales=[(1.0, 1.0)] * layers).prompt_logits(tokens)
+    np.testing.assert_array_equal(ones, plain)
+    halves = load(model, kv_cache_dtype="fp8_e4m3", kv_scales=[(0.5, 0.25)] * layers).prompt_logits(tokens)
+    np.testing.assert_allclose(halves, plain, atol=0.05 * np.abs(plain).max())
+    saturated = load(model, kv_cache_dtype="fp8_e4m3", kv_scales=[(1e-4, 1e-4)] * layers).prompt_logits(tokens)
+    assert np.abs(saturated - plain).max() > 0.05 * np.abs(plain).max()
 
 
 def test_the_profile_of_steps_is_sorted_and_has_rates(backend: CpuBackend) -> None:

@@ -11,6 +11,7 @@ from octavo._native import Form
 from octavo.backends.cpu.lowering import StepShape, lower
 from octavo.backends.cpu.sizes import cpu_sizes
 from octavo.errors import ModelError
+from octavo.kv_cache import kv_cache_type
 from octavo.models.mixture import MoeExperts
 from octavo.models.registry import build_graph
 from octavo.models.rewrites import optimize
@@ -69,4 +70,4 @@ def test_latents_of_other_sizes_are_refused_by_name(
 
 
 def _kv() -> dict[str, bool]:
-    return {"kv_f32": False}
+    return {"kv": kv_cache_type("bf16")}

@@ -15,6 +15,7 @@ import torch
 from octavo.backends.cpu import CpuBackend
 from octavo.backends.cpu.lowering import lower
 from octavo.backends.cpu.sizes import step_shape
+from octavo.kv_cache import kv_cache_type
 from octavo.models.graph import Graph
 from octavo.models.reference import reference_logits
 from octavo.models.registry import build_graph, check_weights
@@ -236,7 +237,7 @@ def test_other_forms_can_be_asked_for(name: str, quantization: str, folder: Path
 
 def forms_of(folder: Path, name: str) -> dict[str, str]:
     checkpoint, graph = model(folder, name)
-    lowered = lower(graph, checkpoint, quantization=None, kv_f32=True, shape=step_shape(8, 1, 64))
+    lowered = lower(graph, checkpoint, quantization=None, kv=kv_cache_type("f32"), shape=step_shape(8, 1, 64))
     return {
         "+".join(tensor.name.rsplit(".", 2)[-2] for tensor in packing.tensors): str(packing.form)
         for packing in lowered.packings

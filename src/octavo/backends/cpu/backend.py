@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._native import PackedWeight, Plan, Sampler, available_levels
+from octavo._native import KvType, PackedWeight, Plan, Sampler, available_levels
 from octavo.backends.cpu.built import attach_weights
 from octavo.backends.cpu.forms import is_lossy
 from octavo.backends.cpu.lowering import BLOCK_SIZE, Lowered, WeightSource, lower
 from octavo.backends.cpu.operations import OperationProfile
 from octavo.backends.cpu.packing import pack_all
-from octavo.backends.cpu.sizes import is_f32_kv, step_shape
+from octavo.backends.cpu.sizes import step_shape
 from octavo.backends.cpu.tiles import TuningUse, apply_tiles
 from octavo.backends.cpu.tuning_cache import Choices, warn_damaged
 from octavo.backends.interface import SampledToken, StepBatch, StepOutput, StepTimes, step_kind
 from octavo.errors import ConfigError, ParameterError
+from octavo.kv_cache import kv_cache_type
 from octavo.models.graph import Graph
 from octavo.sampling.rows import SamplerBatch
 from octavo.weights.built import BuiltCheckpoint
@@ -32,6 +33,17 @@ from octavo.weights.tensors import DenseTensor
 __all__ = ["CpuBackend", "instruction_set", "packed_weights"]
 
 Float32Array = NDArray[np.float32]
+KvScales = Sequence[tuple[float, float]]
+_KV_TYPES = {
+    "bf16": KvType.BF16,
+    "f16": KvType.F16,
+    "f32": KvType.F32,
+    "fp8_e4m3": KvType.E4M3,
+    "fp8_e5m2": KvType.E5M2,
+    "fp8_per_token_head": KvType.E4M3Scaled,
+    "int8": KvType.I8,
+    "int4": KvType.I4,
+}
 _PREFAULT = 512 << 20  # bytes: what 64 requests of 300 tokens take in a small model
 _log = logging.getLogger(__name__)
 
@@ -79,6 +91,7 @@ class CpuBackend:
         *,
         quantization: str | None = None,
         kv_cache_dtype: str = "auto",
+        kv_scales: KvScales = (),
         max_num_batched_tokens: int = 2048,
         max_num_seqs: int = 64,
         max_model_len: int,
@@ -88,11 +101,12 @@ class CpuBackend:
     ) -> CpuBackend:
         """Pack the weights (or map those of a built model) and build the plan of a rewritten graph.
 
-        `meanwhile` is called while they are packed.
+        `meanwhile` is called while they are packed. `kv_scales`: of keys and values of each layer, for a
+        `kv_cache_dtype` that takes them; else they are 1.
         """
         shape = step_shape(max_num_batched_tokens, max_num_seqs, max_model_len)
-        kv_f32 = is_f32_kv(kv_cache_dtype)
-        lowered = lower(graph, source, quantization=quantization, kv_f32=kv_f32, shape=shape)
+        kv = kv_cache_type(kv_cache_dtype)
+        lowered = lower(graph, source, quantization=quantization, kv=kv, shape=shape)
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-load") as helper:
             packing = helper.submit(packed_weights, lowered, source, quantization, threads)
             if meanwhile is not None:
@@ -100,7 +114,8 @@ class CpuBackend:
             weights = packing.result()
         plan = lowered.build(instruction_set(), threads, weights)
         # Blocks past the engine's own serve prompt_logits; like all of the pool they take memory only once written.
-        plan.make_pool(num_blocks + shape.max_blocks, kv_f32)
+        scales = np.array(kv_scales, np.float32).reshape(-1) if kv.static and kv_scales else None
+        plan.make_pool(num_blocks + shape.max_blocks, _KV_TYPES[kv.name], scales)
         return cls(
             plan,
             num_blocks=num_blocks,

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._native import Plan
+from octavo._native import KvType, Plan
 from octavo.backends.cpu.backend import instruction_set, packed_weights
 from octavo.backends.cpu.lowering import BLOCK_SIZE, lower
 from octavo.backends.cpu.sizes import step_shape
 from octavo.backends.cpu.tiles import TuningUse, apply_tiles
 from octavo.backends.cpu.tuning_cache import Choices, warn_damaged
+from octavo.kv_cache import kv_cache_type
 from octavo.models.derived import TensorSource
 from octavo.models.graph import Graph
 
@@ -45,9 +46,9 @@ class CpuEncoder:
     ) -> CpuEncoder:
         """Pack the weights and build the plan of a rewritten graph, for steps of so many tokens and texts."""
         shape = step_shape(max_tokens, max_texts, max_model_len)
-        lowered = lower(graph, source, quantization=quantization, kv_f32=False, shape=shape)
+        lowered = lower(graph, source, quantization=quantization, kv=kv_cache_type("bf16"), shape=shape)
         plan = lowered.build(instruction_set(), threads, packed_weights(lowered, source, quantization, threads))
-        plan.make_pool(blocks_of(max_tokens, shape.max_sequences), False)
+        plan.make_pool(blocks_of(max_tokens, shape.max_sequences), KvType.BF16)
         return cls(
             plan,
             width=graph.output_width,

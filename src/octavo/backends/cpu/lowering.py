@@ -23,6 +23,7 @@ from octavo.backends.cpu.lowering_mixture import (
 )
 from octavo.backends.cpu.packing import Packing, interleaved_columns, stacked_columns
 from octavo.errors import ModelError
+from octavo.kv_cache import KvCacheType
 from octavo.models import graph as ir
 from octavo.models.derived import TensorSource as WeightSource
 from octavo.models.derived import derived_source
@@ -93,7 +94,7 @@ class Lowered:
 
     shape: StepShape
     output_width: int
-    kv_f32: bool
+    kv: KvCacheType
     bidirectional: bool = False
     packings: list[Packing] = field(default_factory=list)
     vectors: dict[str, Float32Array] = field(default_factory=dict)  # norms and biases, as they were read
@@ -135,23 +136,23 @@ class Lowered:
 
 
 def lower(
-    graph: ir.Graph, source: WeightSource, *, quantization: str | None, kv_f32: bool, shape: StepShape
+    graph: ir.Graph, source: WeightSource, *, quantization: str | None, kv: KvCacheType, shape: StepShape
 ) -> Lowered:
     """Choose forms, lay out the arena and list the operations; of weights only small vectors are read."""
-    return _Lowering(graph, source, quantization, kv_f32, shape).run()
+    return _Lowering(graph, source, quantization, kv, shape).run()
 
 
 class _Lowering:
     """State of one lowering: the buffers that hold each value, by form."""
 
     def __init__(
-        self, graph: ir.Graph, source: WeightSource, quantization: str | None, kv_f32: bool, shape: StepShape
+        self, graph: ir.Graph, source: WeightSource, quantization: str | None, kv: KvCacheType, shape: StepShape
     ) -> None:
         self.graph = graph
         self.source = derived_source(source, graph.derived)
         self.quantization = quantization
         self.shape = shape
-        self.result = Lowered(shape, graph.output_width, kv_f32, graph.encoder)
+        self.result = Lowered(shape, graph.output_width, kv, graph.encoder)
         self.widths = graph.widths()
         self.held: dict[ir.Value, dict[Requirement, Buffer]] = defaultdict(dict)
         self.buffers: list[Buffer] = []
@@ -290,7 +291,7 @@ class _Lowering:
     @property
     def query_form(self) -> Act:
         """What attention multiplies: queries have the form of the cache."""
-        return Act.F32 if self.result.kv_f32 else Act.BF16
+        return Act.F32 if self.result.kv.float32 else Act.BF16
 
     def arithmetic_of(self, form: WeightForm) -> str:
         """The type that products with weights of a form are computed in, as profiles name it."""
@@ -459,6 +460,11 @@ class _Lowering:
             raise ModelError(
                 f"the CPU back end needs heads of a multiple of {BLOCK_SIZE} up to {_MAX_HEAD_DIM}; "
                 f"this model's head_dim is {node.head_dim}"
+            )
+        if self.result.kv.bits == 4 and node.head_dim % _K_PAD:
+            raise ModelError(
+                f"a KV cache of {self.result.kv.name} needs heads of a multiple of {_K_PAD}; "
+                f"this model's head_dim is {node.head_dim}: use int8"
             )
         qkv = self._get(node.qkv[0], _F32, "attention input")
         kind: Requirement = (self.query_form, 32, 0)

@@ -156,6 +156,8 @@ def lower_latent_attention(lowering: _Lowering, node: LatentAttention) -> None:
     groups across its rows, and they are a twentieth of a layer's weights.
     """
     _check_latent(node)
+    if lowering.result.kv.bits == 4:
+        raise ModelError(f"a KV cache of {lowering.result.kv.name} cannot hold latents: use int8")
     nope, rope, dim, heads = node.nope_dim, node.rope_dim, node.head_dim, node.q_heads
     q_width = node.widths_needed()[0]
     q_source = lowering._get(node.qkv[0], _F32, "attention input")

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from octavo.backends.cpu.lowering import BLOCK_SIZE, StepShape, WeightSource, lower
 from octavo.backends.cpu.packing import region_bytes
+from octavo.kv_cache import kv_cache_type
 from octavo.models.graph import Graph
 
-__all__ = ["CpuSizes", "block_bytes", "cpu_sizes", "is_f32_kv", "step_shape"]
+__all__ = ["CpuSizes", "block_bytes", "cpu_sizes", "step_shape"]
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,6 @@ class CpuSizes:
     arena_bytes: int
 
 
-def is_f32_kv(kv_cache_dtype: str) -> bool:
-    """Whether the KV cache holds float32; "auto" is bf16."""
-    return kv_cache_dtype == "f32"
-
-
 def step_shape(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> StepShape:
     """The largest step. No sequence has less than a token, so there are no more of them than tokens."""
     blocks = -(-max_model_len // BLOCK_SIZE)
@@ -33,8 +29,8 @@ def step_shape(max_num_batched_tokens: int, max_num_seqs: int, max_model_len: in
 
 def block_bytes(graph: Graph, kv_cache_dtype: str) -> int:
     """One KV block over all layers."""
-    values = sum(2 * node.kv_heads * node.head_dim for node in graph.attentions)
-    return values * BLOCK_SIZE * (4 if is_f32_kv(kv_cache_dtype) else 2)
+    kv = kv_cache_type(kv_cache_dtype)
+    return sum(kv.block_bytes(node.kv_heads, node.head_dim) for node in graph.attentions)
 
 
 def cpu_sizes(
@@ -48,5 +44,5 @@ def cpu_sizes(
 ) -> CpuSizes:
     """The sizes of a rewritten graph. The arena does not depend on the length of sequences."""
     shape = step_shape(max_num_batched_tokens, max_num_seqs, BLOCK_SIZE)
-    lowered = lower(graph, source, quantization=quantization, kv_f32=is_f32_kv(kv_cache_dtype), shape=shape)
+    lowered = lower(graph, source, quantization=quantization, kv=kv_cache_type(kv_cache_dtype), shape=shape)
     return CpuSizes(region_bytes(lowered.packings), block_bytes(graph, kv_cache_dtype), lowered.arena_bytes)
