@@ -8,13 +8,15 @@ namespace {
 constexpr int kMaxRows = kMaxRowTile;
 constexpr int kFewRows = 16;
 
-OCTAVO_INLINE vf activate(Epilogue kind, vf x) {
+// Calls body(activation function) for the kind of an epilogue: asked of every vector, the choice cost as much as an activation.
+template <class Body>
+OCTAVO_INLINE void with_activation(Epilogue kind, Body&& body) {
     switch (kind) {
-        case Epilogue::SiluMul: case Epilogue::Silu: return vsilu(x);
-        case Epilogue::GeluMul: case Epilogue::Gelu: return vgelu(x);
-        case Epilogue::Relu: return vrelu(x);
-        case Epilogue::Relu2: return vrelu(x) * vrelu(x);
-        default: return vgelu_tanh(x);
+        case Epilogue::SiluMul: case Epilogue::Silu: body([](vf x) { return vsilu(x); }); break;
+        case Epilogue::GeluMul: case Epilogue::Gelu: body([](vf x) { return vgelu(x); }); break;
+        case Epilogue::Relu: body([](vf x) { return vrelu(x); }); break;
+        case Epilogue::Relu2: body([](vf x) { return vrelu(x) * vrelu(x); }); break;
+        default: body([](vf x) { return vgelu_tanh(x); });
     }
 }
 
@@ -116,12 +118,14 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
                 continue;
             case Epilogue::SiluMul: case Epilogue::GeluMul: case Epilogue::GeluTanhMul:
                 // Packed columns alternate: 16 of gate, 16 of up.
-                for (int r = 0; r < rows; ++r)
-                    for (int c = 0; c < columns; c += 2 * kPanel)
-                        for (int v = 0; v < kPanel; v += L) {
-                            const float* p = tile + r * kColumnTile + c + v;
-                            store(to + r * stride + c / 2 + v, activate(args.epilogue, load<vf>(p)) * load<vf>(p + kPanel));
-                        }
+                with_activation(args.epilogue, [&](auto activation) {
+                    for (int r = 0; r < rows; ++r)
+                        for (int c = 0; c < columns; c += 2 * kPanel)
+                            for (int v = 0; v < kPanel; v += L) {
+                                const float* p = tile + r * kColumnTile + c + v;
+                                store(to + r * stride + c / 2 + v, activation(load<vf>(p)) * load<vf>(p + kPanel));
+                            }
+                });
                 break;
             case Epilogue::ClampedSiluMul:
                 for (int r = 0; r < rows; ++r)
@@ -132,9 +136,11 @@ void linear_tile(const LinearArgs& args, int64_t tile_index) {
                         }
                 break;
             default:
-                for (int r = 0; r < rows; ++r)
-                    for (int c = 0; c < columns; c += L)
-                        store(to + r * stride + c, activate(args.epilogue, load<vf>(tile + r * kColumnTile + c)));
+                with_activation(args.epilogue, [&](auto activation) {
+                    for (int r = 0; r < rows; ++r)
+                        for (int c = 0; c < columns; c += L)
+                            store(to + r * stride + c, activation(load<vf>(tile + r * kColumnTile + c)));
+                });
         }
         if (args.out.form == Act::F32) {
             store_f32(args, row_begin, rows, out_column, width, tile, false);
