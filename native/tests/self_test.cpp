@@ -274,7 +274,8 @@ void test_attention(const std::string& level, KvType kv, int window) {
                     value += v, magnitude += std::fabs(v);
                 }
                 const double error = std::fabs(expected[((size_t)token * kHeads + head) * kDim + i] - value);
-                if (error > allowed[(int)kv] * magnitude + 1e-6)
+                // Four bits are rounded rotated, so that what one element loses is a part of the whole vector.
+                if (error > allowed[(int)kv] * magnitude + (kv == KvType::I4 ? 0.1 : 1e-6))
                     return check(false, name + ": token " + std::to_string(token) + " off by " + std::to_string(error));
             }
         }

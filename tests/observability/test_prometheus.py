@@ -76,7 +76,7 @@ class Prometheus:
             try:
                 if self.query(condition):
                     return
-            except httpx.TransportError:
+            except (httpx.TransportError, ValueError):  # not listening yet, or saying in plain text that it is starting
                 assert self.process.poll() is None, Path(self.log.name).read_text()
             time.sleep(0.2)
         raise AssertionError(f"{condition} returned nothing; targets: {self.get('/targets')}")

@@ -9,7 +9,7 @@ import typer
 
 from octavo.cli import options as opt
 from octavo.cli.console import download_progress, table
-from octavo.errors import CapacityError
+from octavo.errors import CapacityError, ModelError
 
 if TYPE_CHECKING:
     from octavo.frontend.description import ModelDescription
@@ -80,7 +80,13 @@ def _what_fits(description: ModelDescription, options: EngineOptions, hardware: 
     rows = []
     for choice in choices:
         changed = replace(options, quantization=choice[0], kv_cache_dtype=choice[1])
-        needs = memory_needs(description, changed, alternatives=False)
+        try:
+            needs = memory_needs(description, changed, alternatives=False)
+        except ModelError:  # such as groups or types that do not divide this model's widths
+            if choice == (form, kv):
+                raise
+            rows.append((f"{choice[0] or 'as in the file'}, {choice[1]} KV", "not for this model", "", "", "", ""))
+            continue
         name = f"{needs.weights_form}, {choice[1]} KV" + (" (chosen)" if choice == (form, kv) else "")
         weights = format_bytes(needs.weights_bytes)
         per_token = format_bytes(needs.block_bytes // needs.block_size)

@@ -141,7 +141,7 @@ def test_by_default_logits_are_within_bf16_of_transformers(name: str, tiny_model
     # What rounding the inputs of products loses by itself is the measure; the cache is rounded too.
     emulated = emulated_logits(graph_of(directory), opened(directory), "none", tokens)
     rounding = logits_error(directory, emulated, expected)
-    assert logits_error(directory, found, expected) < 1.5 * rounding < (0.06 if is_mixture(directory) else 0.04)
+    assert logits_error(directory, found, expected) < 1.5 * rounding < (0.06 if is_mixture(directory) else 0.05)
     assert logits_error(directory, load(directory, "w8").prompt_logits(tokens), expected) < 0.1
 
 

@@ -154,7 +154,11 @@ def test_graphs_of_everything_give_what_numpy_gives(
         expected = emulated_logits(graph, source(weights), quantization, tokens)
     for step in (100, 70, 13):  # more rows than a slice of logits, and fewer
         found = load(graph, weights, quantization, max_num_batched_tokens=step).prompt_logits(tokens)
-        assert relative_error(found, expected) < (1e-5 if quantization == "f32" else 2e-3)
+        # Int8 activations that lie between two roundings are told apart by the last bit of a sum: later rows see what
+        # became of such a one in keys and values, the first row hardly ever.
+        limit = {"f32": 1e-5, "none": 2e-3}.get(quantization, 2e-2)
+        assert relative_error(found, expected) < limit
+        assert relative_error(found[0], expected[0]) < 1e-5 or quantization == "none"
 
 
 def test_layers_with_equal_rope_share_its_tables_and_unequal_ones_do_not() -> None:
