@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -245,6 +246,8 @@ async def test_requests_are_sent_no_earlier_than_they_are_due() -> None:
                 sent[number] = exchange.sent
 
             shots = [Shot(b"{}", due=0.05 * number) for number in range(3)]
+            began = time.perf_counter()
             seconds = await drive(client, "/", shots, take=take)
     assert seconds >= 0.1
-    assert sent[0] < sent[1] - 0.045 < sent[2] - 0.09
+    # Later a busy machine may send them.
+    assert all(sent[number] >= began + shot.due for number, shot in enumerate(shots))
