@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from octavo import LLM, AsyncEncoder, Encoder
-from octavo.errors import EngineDeadError, ModelError, ParameterError
+from octavo.errors import CapacityError, EngineDeadError, ModelError, ParameterError
 from octavo.frontend.building import build_model
 from octavo.frontend.pooling import Pooling, is_encoder, read_pooling
 from octavo.weights.hub import resolve_model
@@ -134,6 +134,28 @@ def test_many_callers_get_their_own_vectors(folder: Path, encoder: Encoder) -> N
     assert not service.engine_alive
     with pytest.raises(EngineDeadError):
         asyncio.run(service.embed(TEXTS[:1]))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_an_encoder_that_has_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = AsyncEncoder(str(folder))
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(service.encoder, "next_step", broken)
+    with pytest.raises(EngineDeadError):
+        asyncio.run(service.embed(TEXTS[:1]))
+    service.shutdown()
+    assert isinstance(service.failure, RuntimeError)
+    assert not service.engine_alive
+
+
+def test_an_encoder_that_does_not_fit_says_by_how_much(folder: Path) -> None:
+    with pytest.raises(CapacityError, match="are available") as refused:
+        Encoder(str(folder), memory_utilization=1e-6)
+    assert refused.value.unit == "bytes"
+    assert (refused.value.needed or 0) > (refused.value.available or 0)
 
 
 # -- what the files say

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from octavo.backends.cpu import CpuSizes, cpu_sizes
+from octavo.backends.cpu.encoder import blocks_of
 from octavo.errors import CapacityError, ParameterError
 from octavo.frontend.options import EngineOptions
 from octavo.kv_cache import kv_cache_type
@@ -119,7 +120,7 @@ def memory_needs(description: ModelDescription, options: EngineOptions, *, alter
 def encoder_bytes(description: ModelDescription, options: EngineOptions, max_tokens: int) -> int:
     """What an encoder takes for steps of so many tokens; keys and values are there for one step only."""
     sizes = _sizes(description, replace(options, max_num_batched_tokens=max_tokens), options.quantization, "auto")
-    blocks = -(-max_tokens // options.block_size) + options.max_num_seqs
+    blocks = blocks_of(max_tokens, options.max_num_seqs)
     reserve = reserve_bytes(description.graph.vocab_size)
     return sizes.weights_bytes + sizes.arena_bytes + blocks * sizes.block_bytes + reserve
 

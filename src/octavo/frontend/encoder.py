@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from octavo.backends.cpu.backend import instruction_set
 from octavo.backends.cpu.encoder import CpuEncoder
 from octavo.backends.cpu.tuning_cache import choices_for
-from octavo.errors import EngineDeadError, ModelError, ParameterError
+from octavo.errors import CapacityError, EngineDeadError, ModelError, ParameterError
 from octavo.frontend.description import describe_model, encoder_bytes
 from octavo.frontend.input_processor import Prompt, split_prompts
 from octavo.frontend.options import DEFAULT_MODEL, EngineOptions
@@ -97,9 +97,12 @@ class Encoder:
             needed = encoder_bytes(description, options, self.max_tokens)
             budget, _, _ = memory_budget(hardware, options.memory_utilization)
             if needed > budget:
-                raise ModelError(
+                raise CapacityError(
                     f"{path}: needs {format_bytes(needed)}, {format_bytes(budget)} are available; lower "
-                    "max_num_batched_tokens or set quantization"
+                    "max_num_batched_tokens or set quantization",
+                    needed=needed,
+                    available=budget,
+                    unit="bytes",
                 )
             self.threads = options.threads or hardware.default_threads
             self.tokenizer = load_tokenizer(description.checkpoint if options.tokenizer is None else options.tokenizer)
@@ -161,9 +164,9 @@ class Encoder:
                 f"at most {self.max_model_len} tokens",
                 f"{field} has {len(ids)} tokens, and this model takes at most {self.max_model_len}",
             )
-        for token in ids:
-            if not 0 <= token < self.vocab_size:
-                raise ParameterError(field, token, f"token ids from 0 to {self.vocab_size - 1}")
+        if min(ids) < 0 or max(ids) >= self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            raise ParameterError(field, wrong, f"token ids from 0 to {self.vocab_size - 1}")
         return ids
 
     def embed_tokens(self, texts: Sequence[Sequence[int]]) -> list[Embedding]:
@@ -299,6 +302,17 @@ class AsyncEncoder:
         self.encoder.close()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # whoever watches must learn of it, and nobody wait for ever
+            self.failure = error
+            with self._changed:
+                left = list(self._waiting)
+                self._waiting.clear()
+            self._finish([(item, EngineDeadError("the encoder has stopped")) for item in left])
+            raise
+
+    def _serve(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._closing)

@@ -30,7 +30,7 @@ from octavo.sampling.rows import SamplerBatch
 from octavo.weights.built import BuiltCheckpoint
 from octavo.weights.tensors import DenseTensor
 
-__all__ = ["CpuBackend", "instruction_set", "packed_weights"]
+__all__ = ["CpuBackend", "instruction_set", "packed_weights", "tuned"]
 
 Float32Array = NDArray[np.float32]
 KvScales = Sequence[tuple[float, float]]
@@ -228,11 +228,7 @@ class CpuBackend:
 
     def tune(self, choices: Choices, source: str) -> TuningUse:
         """Run with measured tiles where there are any; all or none of a file, should one not fit."""
-        try:
-            return apply_tiles(self.plan, choices, source)
-        except ValueError as error:
-            warn_damaged(source, error)
-            return apply_tiles(self.plan, {})
+        return tuned(self.plan, choices, source)
 
     def prefault(self, nbytes: int | None) -> None:
         """Have the KV blocks that are used first given memory in the background; see `kv_prefault_bytes`.
@@ -263,6 +259,15 @@ class CpuBackend:
         """Let go of the plan; its memory is freed with the last reference to it."""
         for name in ("plan", "_operations", "_tokens", "_starts", "_counts", "_tables", "_logit_rows"):
             self.__dict__.pop(name, None)
+
+
+def tuned(plan: Plan, choices: Choices, source: str) -> TuningUse:
+    """Have a plan run with the measured tiles of a file, all or none of them."""
+    try:
+        return apply_tiles(plan, choices, source)
+    except ValueError as error:
+        warn_damaged(source, error)
+        return apply_tiles(plan, {})
 
 
 def packed_weights(

@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._native import KvType, Plan
-from octavo.backends.cpu.backend import instruction_set, packed_weights
+from octavo.backends.cpu.backend import instruction_set, packed_weights, tuned
 from octavo.backends.cpu.lowering import BLOCK_SIZE, lower
 from octavo.backends.cpu.sizes import step_shape
-from octavo.backends.cpu.tiles import TuningUse, apply_tiles
-from octavo.backends.cpu.tuning_cache import Choices, warn_damaged
+from octavo.backends.cpu.tiles import TuningUse
+from octavo.backends.cpu.tuning_cache import Choices
 from octavo.kv_cache import kv_cache_type
 from octavo.models.derived import TensorSource
 from octavo.models.graph import Graph
 
-__all__ = ["CpuEncoder"]
+__all__ = ["CpuEncoder", "blocks_of"]
 
 Float32Array = NDArray[np.float32]
 
@@ -82,11 +82,7 @@ class CpuEncoder:
 
     def tune(self, choices: Choices, source: str) -> TuningUse:
         """Run with measured tiles where there are any."""
-        try:
-            return apply_tiles(self.plan, choices, source)
-        except ValueError as error:
-            warn_damaged(source, error)
-            return apply_tiles(self.plan, {})
+        return tuned(self.plan, choices, source)
 
 
 def blocks_of(max_tokens: int, max_texts: int) -> int:
